@@ -1,0 +1,41 @@
+"""Which proposals become output. Pure functions; neither rule knows where a proposal came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from la_runtime.layout import DraftTree
+
+__all__ = ["accept_exact", "accept_threshold"]
+
+
+def accept_exact(drafts: DraftTree, choices: Sequence[int]) -> tuple[int, ...]:
+    """The longest path of drafts equal to what the model itself chooses.
+
+    Args:
+        drafts: the verified tree.
+        choices: per node (0 = root, i = i-th draft) the model's token after it.
+
+    Returns:
+        The accepted drafts, from the root down; the model's choice after the last of them (or
+        after the root) is the bonus token.
+    """
+    path: list[int] = []
+    node = 0
+    while (child := drafts.child(node, choices[node])) is not None:
+        path.append(child)
+        node = child
+    return tuple(path)
+
+
+def accept_threshold(probabilities: Sequence[float], tau: float) -> int:
+    """Length of the longest prefix of proposals with probability at least `tau`.
+
+    Source: Lookahead Attention, section 2.4.
+    """
+    count = 0
+    for probability in probabilities:
+        if probability < tau:
+            break
+        count += 1
+    return count

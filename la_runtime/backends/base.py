@@ -1,0 +1,134 @@
+"""The seam between decoding and whatever runs the graph. Batch first; K/V never crosses it.
+
+`la_runtime` above this line is NumPy on values: it prepares a block, reads scores and says which
+rows to commit. A backend owns the cache and nothing else that changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Flag, StrEnum, auto
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from la_runtime.contract import Contract
+
+__all__ = ["Backend", "CacheSizing", "CacheState", "Outputs", "Scores", "StepInputs"]
+
+
+class Outputs(Flag):
+    """What a pass has to compute besides K/V. What is not asked for is not computed."""
+
+    NONE = 0
+    TOP = auto()
+    LOGSUMEXP = auto()
+    LOGITS = auto()
+
+
+class CacheSizing(StrEnum):
+    """How many cache columns a pass presents.
+
+    ``stepped``: the buffer's capacity, which grows in steps; unused columns are masked.
+    ``exact``: exactly the longest sequence's length, so that at batch 1 every key's column is
+    its position. Costs a copy of the cache per pass; it exists to prove bit-equality.
+    """
+
+    STEPPED = "stepped"
+    EXACT = "exact"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepInputs:
+    """One block, ready to run.
+
+    Args:
+        input_ids: [batch, block] int64; ids >= vocab_size are lookahead tokens.
+        position_ids: [batch, block] int64.
+        attention_mask: [batch, 1, block, past + block] additive, in the compute dtype.
+        logits_rows: [batch, rows] int64, the block rows whose scores are wanted.
+        outputs: which scores will be read.
+    """
+
+    input_ids: NDArray[np.int64]
+    position_ids: NDArray[np.int64]
+    attention_mask: NDArray[np.floating]
+    logits_rows: NDArray[np.int64]
+    outputs: Outputs
+
+
+class Scores(Protocol):
+    """Scores of the rows in `logits_rows`: views, valid until the state's next forward."""
+
+    def top(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Best tokens and their logits, each [batch, rows, top_c], descending, ties to lowest id."""
+        ...
+
+    def logsumexp(self) -> NDArray[np.float32]:
+        """[batch, rows] log of the summed exponentials of the logits."""
+        ...
+
+    def logits(self) -> NDArray[np.float32]:
+        """[batch, rows, vocab_size]."""
+        ...
+
+
+class CacheState(Protocol):
+    """The cache of `batch` sequences, each with its own length."""
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """[batch] committed places per sequence. Read only."""
+        ...
+
+    @property
+    def past_len(self) -> int:
+        """Cache columns the next forward presents."""
+        ...
+
+    def keep(self, indices: Sequence[int]) -> None:
+        """Keep these sequences, in this order, and drop the others."""
+        ...
+
+    def close(self) -> None:
+        """Release the cache."""
+        ...
+
+
+class Backend(Protocol):
+    """Runs blocks and owns caches."""
+
+    @property
+    def contract(self) -> Contract:
+        """The graph's contract."""
+        ...
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Block widths it runs at full speed; empty when every width is as good."""
+        ...
+
+    def allocate(self, batch: int, sizing: CacheSizing) -> CacheState:
+        """A cache of `batch` empty sequences, zeroed."""
+        ...
+
+    def forward(self, state: CacheState, inputs: StepInputs) -> Scores:
+        """Run one block. The cache is unchanged until `commit`."""
+        ...
+
+    def commit(self, state: CacheState, rows: Sequence[Sequence[int]]) -> None:
+        """Append the K/V of these block rows of the last forward, per sequence and in order.
+
+        Everything else of that block is discarded.
+        """
+        ...
+
+    def set_lookahead_embeddings(self, embeddings: NDArray[np.floating]) -> None:
+        """Bind other lookahead vectors, [k_max, hidden_size] in the compute dtype."""
+        ...
+
+    def close(self) -> None:
+        """Release the graph."""
+        ...

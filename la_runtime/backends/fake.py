@@ -1,0 +1,190 @@
+"""A toy model in NumPy whose every token depends on its whole prefix.
+
+Integer arithmetic modulo 2^64 replaces attention, so results are exact and a leaked slot, a stale
+cache place or a position off by one changes every token after it. The cache is real: K/V of a row
+depend on what the row saw when it was computed, and unused places hold random values rather than
+zeros, so that a mask that shows one is noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from la_runtime.backends.base import CacheSizing, CacheState, Outputs, StepInputs
+from la_runtime.contract import Contract
+
+__all__ = ["FakeBackend"]
+
+_NUM_LAYERS = 2
+_ORACLE_LOGIT = 100.0
+_LOGIT_RANGE = 16.0
+_CAPACITY_STEP = 16
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """splitmix64's finalizer: a bijection of 64-bit integers that scatters them.
+
+    Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014.
+    """
+    mixed = values + np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+class _FakeCache:
+    def __init__(self, batch: int, sizing: CacheSizing) -> None:
+        self.sizing = sizing
+        self.lengths = np.zeros(batch, dtype=np.int64)
+        self.origins = list(range(batch))
+        self.places = _unused_places(batch, 0)  # [layers, batch, places]
+        self.block = np.zeros((_NUM_LAYERS, batch, 0), dtype=np.uint64)
+
+    @property
+    def past_len(self) -> int:
+        return self.places.shape[2]
+
+    def append(self, sequence: int, rows: Sequence[int]) -> None:
+        start = int(self.lengths[sequence])
+        needed = start + len(rows)
+        step = 1 if self.sizing is CacheSizing.EXACT else _CAPACITY_STEP
+        if needed > self.past_len:
+            grown = _unused_places(len(self.lengths), -(-needed // step) * step)
+            grown[:, :, : self.past_len] = self.places
+            self.places = grown
+        self.places[:, sequence, start:needed] = self.block[:, sequence, list(rows)]
+        self.lengths[sequence] = needed
+
+    def keep(self, indices: Sequence[int]) -> None:
+        kept = list(indices)
+        self.lengths = self.lengths[kept]
+        self.origins = [self.origins[i] for i in kept]
+        self.places = self.places[:, kept]
+        self.block = self.block[:, kept]
+
+    def close(self) -> None:
+        self.places = self.places[:, :, :0]
+
+
+def _unused_places(batch: int, capacity: int) -> NDArray[np.uint64]:
+    rng = np.random.default_rng(capacity)
+    return rng.integers(0, 2**63, size=(_NUM_LAYERS, batch, capacity), dtype=np.uint64)
+
+
+@dataclass(frozen=True, slots=True)
+class _FakeScores:
+    _logits: NDArray[np.float32]
+    _top_c: int
+
+    def top(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        ids = np.argsort(-self._logits, axis=-1, kind="stable")[..., : self._top_c]
+        return ids, np.take_along_axis(self._logits, ids, axis=-1)
+
+    def logsumexp(self) -> NDArray[np.float32]:
+        peak = self._logits.max(axis=-1)
+        summed = np.exp(self._logits - peak[..., None]).sum(axis=-1)
+        return np.asarray(np.log(summed) + peak, dtype=np.float32)
+
+    def logits(self) -> NDArray[np.float32]:
+        return self._logits
+
+
+class FakeBackend:
+    """The toy backend.
+
+    Args:
+        vocab_size: size of the vocabulary.
+        k_max: number of lookahead vectors.
+        seed: chooses the toy model.
+        slot_oracle: per sequence, in the order of `allocate`, its token ids by position. A slot
+            at position q then proposes the token at q + 1 wherever the oracle reaches.
+        widths: block widths to report.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        k_max: int,
+        seed: int = 0,
+        slot_oracle: Sequence[Sequence[int]] = (),
+        widths: tuple[int, ...] = (),
+    ) -> None:
+        self.contract = Contract(
+            num_layers=_NUM_LAYERS,
+            num_kv_heads=1,
+            head_dim=1,
+            hidden_size=1,
+            vocab_size=vocab_size,
+            k_max=k_max,
+            top_c=min(8, vocab_size),
+        )
+        self.widths = widths
+        self._slot_oracle = slot_oracle
+        self._seed = np.uint64(seed)
+        self._lookahead = np.arange(1, k_max + 1, dtype=np.uint64)
+
+    def allocate(self, batch: int, sizing: CacheSizing) -> CacheState:
+        """See `Backend.allocate`."""
+        return _FakeCache(batch, sizing)
+
+    def forward(self, state: CacheState, inputs: StepInputs) -> _FakeScores:
+        """See `Backend.forward`."""
+        assert isinstance(state, _FakeCache)
+        seen = inputs.attention_mask[:, 0] == 0  # [batch, block, past + block]
+        values = self._embed(inputs.input_ids) ^ _mix(inputs.position_ids.astype(np.uint64))
+        state.block = np.empty((_NUM_LAYERS, *values.shape), dtype=np.uint64)
+        for layer in range(_NUM_LAYERS):
+            values = _mix(values + np.uint64(layer))  # [batch, block]
+            state.block[layer] = values
+            keys = np.concatenate([state.places[layer], values], axis=1)  # [batch, past + block]
+            attended = np.where(seen, keys[:, None, :], np.uint64(0)).sum(axis=2, dtype=np.uint64)
+            values = _mix(values ^ _mix(attended))
+        hidden = np.take_along_axis(values, inputs.logits_rows, axis=1)  # [batch, rows]
+        logits = self._score(hidden)
+        self._ask_oracle(state, inputs, logits)
+        assert inputs.outputs is not Outputs.NONE or inputs.logits_rows.size > 0
+        return _FakeScores(logits, self.contract.top_c)
+
+    def commit(self, state: CacheState, rows: Sequence[Sequence[int]]) -> None:
+        """See `Backend.commit`."""
+        assert isinstance(state, _FakeCache)
+        for sequence, accepted in enumerate(rows):
+            if accepted:
+                state.append(sequence, accepted)
+
+    def set_lookahead_embeddings(self, embeddings: NDArray[np.floating]) -> None:
+        """See `Backend.set_lookahead_embeddings`; only the first component counts."""
+        self._lookahead = np.ascontiguousarray(embeddings[:, 0], dtype=np.float64).view(np.uint64)
+
+    def close(self) -> None:
+        """See `Backend.close`."""
+
+    def _embed(self, input_ids: NDArray[np.int64]) -> NDArray[np.uint64]:
+        slots = input_ids >= self.contract.vocab_size
+        lookahead = self._lookahead[np.where(slots, input_ids - self.contract.vocab_size, 0)]
+        tokens = np.where(slots, _mix(lookahead), input_ids.astype(np.uint64))
+        return _mix(tokens + _mix(np.full_like(tokens, self._seed)))
+
+    def _score(self, hidden: NDArray[np.uint64]) -> NDArray[np.float32]:
+        vocabulary = np.arange(self.contract.vocab_size, dtype=np.uint64)
+        scattered = _mix(hidden[..., None] ^ _mix(vocabulary))  # [batch, rows, vocab_size]
+        unit = (scattered >> np.uint64(40)).astype(np.float32) / np.float32(2**24)
+        return np.asarray(unit * np.float32(_LOGIT_RANGE), dtype=np.float32)
+
+    def _ask_oracle(
+        self, state: _FakeCache, inputs: StepInputs, logits: NDArray[np.float32]
+    ) -> None:
+        if not self._slot_oracle:
+            return
+        for sequence, origin in enumerate(state.origins):
+            future = self._slot_oracle[origin]
+            for index, row in enumerate(inputs.logits_rows[sequence]):
+                is_slot = inputs.input_ids[sequence, row] >= self.contract.vocab_size
+                position = int(inputs.position_ids[sequence, row])
+                if is_slot and position + 1 < len(future):
+                    logits[sequence, index, future[position + 1]] = _ORACLE_LOGIT

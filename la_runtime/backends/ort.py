@@ -1,0 +1,284 @@
+"""ONNX Runtime on the CPU, driven through IO binding.
+
+Inputs and outputs live in buffers of ours. A pass binds what changed since the last one, computes
+only the outputs that are asked for, and a commit copies only the accepted rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file
+
+from la_runtime.backends.base import CacheSizing, CacheState, Outputs, StepInputs
+from la_runtime.bundle import Bundle
+from la_runtime.contract import Contract, Name
+from la_runtime.errors import BundleError, HostError
+
+try:
+    import onnxruntime as ort
+except ImportError as error:
+    raise HostError(
+        "backend 'ort-cpu' needs onnxruntime, which is not installed: "
+        "pip install 'lookahead-attention[cpu]'"
+    ) from error
+
+__all__ = ["OrtBackend", "grown_capacity"]
+
+_CPU = "CPUExecutionProvider"
+_CAPACITY_STEP = 128
+_CAPACITY_SHARE = 0.12
+_SCORE_OUTPUTS = (
+    (Outputs.TOP, Name.TOP_IDS),
+    (Outputs.TOP, Name.TOP_LOGITS),
+    (Outputs.LOGSUMEXP, Name.LOGSUMEXP),
+    (Outputs.LOGITS, Name.LOGITS),
+)
+
+
+def grown_capacity(needed: int) -> int:
+    """Cache places to hold `needed`: the next step of 128 places, or of 12 % when that is more."""
+    step = max(_CAPACITY_STEP, math.floor(_CAPACITY_SHARE * needed))
+    return -(-needed // step) * step
+
+
+class _Buffer:
+    """Memory that is reused for every shape it can hold."""
+
+    def __init__(self, dtype: np.dtype[np.generic]) -> None:
+        self._flat = np.empty(0, dtype=dtype)
+
+    def shaped(self, shape: tuple[int, ...]) -> NDArray[np.generic]:
+        size = math.prod(shape)
+        if size > self._flat.size:
+            self._flat = np.empty(size, dtype=self._flat.dtype)
+        return self._flat[:size].reshape(shape)
+
+
+class _OrtCache:
+    """Cache buffers [2 * layers, batch, kv_heads, places, head_dim], and the last block's K/V."""
+
+    def __init__(
+        self, contract: Contract, binding: ort.IOBinding, *, batch: int, sizing: CacheSizing
+    ) -> None:
+        self.binding = binding
+        self.sizing = sizing
+        self.lengths = np.zeros(batch, dtype=np.int64)
+        self.places = self._make_places(contract, batch, 0)
+        self.past: NDArray[np.generic] | None = None  # what is bound as the past
+        self.scores: dict[str, NDArray[np.generic]] = {}
+        self.block = self.places
+        self.bound_outputs: tuple[object, ...] = ()
+        self._contract = contract
+        self._block_buffer = _Buffer(np.dtype(contract.kv_dtype))
+        self._score_buffers = {
+            spec.name: _Buffer(np.dtype(spec.dtype)) for spec in contract.outputs
+        }
+
+    @staticmethod
+    def _make_places(contract: Contract, batch: int, capacity: int) -> NDArray[np.generic]:
+        shape = (
+            2 * contract.num_layers,
+            batch,
+            contract.num_kv_heads,
+            capacity,
+            contract.head_dim,
+        )
+        return np.zeros(shape, dtype=np.dtype(contract.kv_dtype))
+
+    @property
+    def past_len(self) -> int:
+        if self.sizing is CacheSizing.EXACT:
+            return int(self.lengths.max(initial=0))
+        return self.places.shape[3]
+
+    def reserve(self, needed: int) -> None:
+        """Grow so that each sequence can hold `needed` places."""
+        capacity = self.places.shape[3]
+        if needed > capacity:
+            grown = self._make_places(self._contract, len(self.lengths), grown_capacity(needed))
+            grown[:, :, :, :capacity] = self.places
+            self.places = grown
+
+    def append(self, sequence: int, rows: Sequence[int]) -> None:
+        """Copy these rows of the last block behind the sequence's committed places."""
+        start = int(self.lengths[sequence])
+        stop = start + len(rows)
+        block = self.block[:, sequence]  # [2 * layers, kv_heads, block, head_dim]
+        first = rows[0]
+        if rows[-1] - first + 1 == len(rows):
+            accepted = block[:, :, first : first + len(rows)]
+        else:
+            accepted = np.take(block, rows, axis=2)
+        self.places[:, sequence, :, start:stop] = accepted
+        self.lengths[sequence] = stop
+
+    def keep(self, indices: Sequence[int]) -> None:
+        kept = list(indices)
+        self.lengths = self.lengths[kept]
+        self.places = np.ascontiguousarray(self.places[:, kept])
+
+    def close(self) -> None:
+        self.binding.clear_binding_inputs()
+        self.binding.clear_binding_outputs()
+        self.places = self._make_places(self._contract, 0, 0)
+        self.past = None
+
+    def bind_past(self) -> None:
+        """Bind the cache as the graph's past, unless it is bound already."""
+        past = self.places
+        if self.sizing is CacheSizing.EXACT:
+            past = np.ascontiguousarray(past[:, :, :, : self.past_len])
+        if past is self.past:
+            return
+        self.past = past
+        for name, places in zip(self._contract.past_names, past, strict=True):
+            self.binding.bind_cpu_input(name, places)
+
+    def bind_outputs(self, block_len: int, num_rows: int, outputs: Outputs) -> None:
+        """Bind buffers for the block's K/V and the scores asked for; nothing else is computed."""
+        batch = len(self.lengths)
+        wanted = (batch, block_len, num_rows, outputs)
+        if wanted == self.bound_outputs:
+            return
+        self.binding.clear_binding_outputs()
+        contract = self._contract
+        shape = (
+            2 * contract.num_layers,
+            batch,
+            contract.num_kv_heads,
+            block_len,
+            contract.head_dim,
+        )
+        self.block = self._block_buffer.shaped(shape)
+        for name, block in zip(contract.block_names, self.block, strict=True):
+            self._bind_output(name, block)
+        row_axes = {
+            Name.TOP_IDS: (contract.top_c,),
+            Name.TOP_LOGITS: (contract.top_c,),
+            Name.LOGITS: (contract.vocab_size,),
+        }
+        self.scores = {}
+        for flag, name in _SCORE_OUTPUTS:
+            if flag in outputs:
+                shape_of_scores = (batch, num_rows, *row_axes.get(name, ()))
+                self.scores[name] = self._score_buffers[name].shaped(shape_of_scores)
+                self._bind_output(name, self.scores[name])
+        self.bound_outputs = wanted
+
+    def _bind_output(self, name: str, array: NDArray[np.generic]) -> None:
+        self.binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+
+
+class _OrtScores:
+    def __init__(self, scores: dict[str, NDArray[np.generic]]) -> None:
+        self._scores = scores
+
+    def top(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        return self._scores[Name.TOP_IDS], self._scores[Name.TOP_LOGITS]  # type: ignore[return-value]
+
+    def logsumexp(self) -> NDArray[np.float32]:
+        return self._scores[Name.LOGSUMEXP]  # type: ignore[return-value]
+
+    def logits(self) -> NDArray[np.float32]:
+        return self._scores[Name.LOGITS]  # type: ignore[return-value]
+
+
+class OrtBackend:
+    """A graph in ONNX Runtime's CPU provider.
+
+    Args:
+        session: the session over the graph.
+        contract: the graph's contract.
+        lookahead_embeddings: [k_max, hidden_size] in the compute dtype.
+    """
+
+    widths: tuple[int, ...] = ()
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        contract: Contract,
+        lookahead_embeddings: NDArray[np.floating],
+    ) -> None:
+        self.contract = contract
+        self.session = session
+        self._run_options = ort.RunOptions()
+        self._run_options.only_execute_path_to_fetches = True
+        self.set_lookahead_embeddings(lookahead_embeddings)
+
+    @classmethod
+    def open(cls, bundle: Bundle, *, threads: int) -> OrtBackend:
+        """Open a bundle's graph.
+
+        Raises:
+            BundleError: ONNX Runtime cannot load the graph.
+        """
+        manifest = bundle.manifest
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 3
+        graph = bundle.path(manifest.graph)
+        try:
+            session = ort.InferenceSession(str(graph), options, providers=[_CPU])
+        except Exception as error:
+            raise BundleError(
+                f"ONNX Runtime {ort.__version__} cannot load {graph}: {error}"
+            ) from error
+        return cls(
+            session,
+            manifest.contract,
+            _load_lookahead_embeddings(bundle.path(manifest.lookahead.path), manifest.contract),
+        )
+
+    def allocate(self, batch: int, sizing: CacheSizing) -> CacheState:
+        """See `Backend.allocate`."""
+        return _OrtCache(self.contract, self.session.io_binding(), batch=batch, sizing=sizing)
+
+    def forward(self, state: CacheState, inputs: StepInputs) -> _OrtScores:
+        """See `Backend.forward`."""
+        assert isinstance(state, _OrtCache)
+        binding = state.binding
+        binding.bind_cpu_input(Name.INPUT_IDS, inputs.input_ids)
+        binding.bind_cpu_input(Name.POSITION_IDS, inputs.position_ids)
+        binding.bind_cpu_input(Name.ATTENTION_MASK, inputs.attention_mask)
+        binding.bind_cpu_input(Name.LOGITS_ROWS, inputs.logits_rows)
+        binding.bind_cpu_input(Name.LOOKAHEAD_EMBEDDINGS, self._lookahead_embeddings)
+        state.bind_past()
+        state.bind_outputs(inputs.input_ids.shape[1], inputs.logits_rows.shape[1], inputs.outputs)
+        self.session.run_with_iobinding(binding, self._run_options)
+        return _OrtScores(state.scores)
+
+    def commit(self, state: CacheState, rows: Sequence[Sequence[int]]) -> None:
+        """See `Backend.commit`."""
+        assert isinstance(state, _OrtCache)
+        state.reserve(max(int(n) + len(r) for n, r in zip(state.lengths, rows, strict=True)))
+        for sequence, accepted in enumerate(rows):
+            if accepted:
+                state.append(sequence, accepted)
+
+    def set_lookahead_embeddings(self, embeddings: NDArray[np.floating]) -> None:
+        """See `Backend.set_lookahead_embeddings`."""
+        expected = (self.contract.k_max, self.contract.hidden_size)
+        if embeddings.shape != expected:
+            raise BundleError(
+                f"lookahead vectors have shape {embeddings.shape}, expected {expected}"
+            )
+        self._lookahead_embeddings = np.ascontiguousarray(
+            embeddings, dtype=np.dtype(self.contract.compute_dtype)
+        )
+
+    def close(self) -> None:
+        """See `Backend.close`."""
+        del self.session
+
+
+def _load_lookahead_embeddings(path: Path, contract: Contract) -> NDArray[np.floating]:
+    tensors = load_file(path)
+    if Name.LOOKAHEAD_EMBEDDINGS not in tensors:
+        raise BundleError(f"{path} has no tensor '{Name.LOOKAHEAD_EMBEDDINGS}'; rebuild the bundle")
+    return tensors[Name.LOOKAHEAD_EMBEDDINGS]

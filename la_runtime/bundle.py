@@ -1,0 +1,343 @@
+"""The bundle: a folder with a manifest, graphs, lookahead vectors and a tokenizer.
+
+Owns the manifest's schema, the digests, opening with every check, and writing in one step.
+It does not know what a graph computes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from la_runtime.contract import CONTRACT_MAJOR, Contract
+from la_runtime.digests import DigestCheck, FileEntry, hash_file, recall_digest
+from la_runtime.errors import (
+    BundleError,
+    BundleVersionError,
+    DigestError,
+    HostError,
+    LookaheadError,
+    UsageError,
+)
+from la_runtime.layout import GroupMask
+
+__all__ = [
+    "GRAPH_PATH",
+    "LOOKAHEAD_PATH",
+    "MANIFEST_NAME",
+    "SCHEMA_MAJOR",
+    "SCHEMA_VERSION",
+    "Bundle",
+    "CheckResult",
+    "LookaheadFacts",
+    "Manifest",
+    "ModelFacts",
+    "RopeFacts",
+    "check_destination",
+    "open_bundle",
+    "seal_bundle",
+    "write_bundle",
+]
+
+SCHEMA_MAJOR: Final = 1
+SCHEMA_VERSION: Final = "1.0"
+MANIFEST_NAME: Final = "manifest.json"
+GRAPH_PATH: Final = "onnx/model.onnx"
+LOOKAHEAD_PATH: Final = "lookahead.safetensors"
+
+
+def _check_relative(path: str) -> str:
+    """Refuse a path that could leave the bundle."""
+    parts = PurePosixPath(path).parts
+    if not parts or path.startswith("/") or ".." in parts or "\\" in path or ":" in parts[0]:
+        raise ValueError(f"path {path!r} must be relative and stay inside the bundle")
+    return path
+
+
+RelativePath = Annotated[str, AfterValidator(_check_relative)]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RopeFacts(_Record):
+    """Rotary embedding as exported: the variant, its base, and the position it is fixed for."""
+
+    kind: str
+    theta: float
+    parameters: dict[str, float | int | str | bool | list[float]] = {}
+
+
+class ModelFacts(_Record):
+    """What the source model is.
+
+    `source_quantization` names the format the weights were stored in when that format has lost
+    precision (a GGUF type such as ``Q4_1``); ``none`` otherwise.
+    """
+
+    name: str
+    family: str
+    source: str
+    revision: str
+    source_quantization: str
+    source_digest: str
+    num_parameters: int = Field(ge=0)
+    num_attention_heads: int = Field(ge=1)
+    context: int = Field(ge=2)
+    rope: RopeFacts
+    sliding_window: int | None
+    tied_embeddings: bool
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+
+
+class LookaheadFacts(_Record):
+    """Where the lookahead vectors are and how they were made."""
+
+    path: RelativePath
+    origin: str
+    group_mask: GroupMask
+
+
+class CheckResult(_Record):
+    """One check made before the bundle was written: measured value against its bound."""
+
+    name: str
+    value: float
+    bound: float
+    detail: str = ""
+
+
+class Manifest(_Record):
+    """The bundle's manifest; unknown keys are refused."""
+
+    schema_version: str
+    contract: Contract
+    model: ModelFacts
+    precision: str
+    lookahead_lengths: tuple[int, ...]
+    graph: RelativePath
+    lookahead: LookaheadFacts
+    recipe: dict[str, str | int | float | bool | list[int]]
+    built_with: dict[str, str]
+    created_utc: str
+    checks: tuple[CheckResult, ...]
+    files: dict[RelativePath, FileEntry]
+
+
+class Bundle:
+    """An opened bundle whose digests have been checked. Paths it gives out exist."""
+
+    def __init__(self, root: Path, manifest: Manifest) -> None:
+        self.root = root
+        self.manifest = manifest
+
+    def path(self, relative: str) -> Path:
+        """Absolute path of a file that the manifest lists.
+
+        Raises:
+            BundleError: the manifest does not list it.
+        """
+        if relative not in self.manifest.files:
+            raise BundleError(
+                f"bundle {self.root} has no file {relative!r} in its manifest; rebuild the bundle"
+            )
+        return self.root / relative
+
+    def has(self, relative: str) -> bool:
+        """Whether the manifest lists this file."""
+        return relative in self.manifest.files
+
+
+def open_bundle(path: str | os.PathLike[str], *, digests: DigestCheck = DigestCheck.FULL) -> Bundle:
+    """Open a bundle: schema, contract version, paths, sizes and digests, in that order.
+
+    Nothing but the manifest is parsed before every digest has been compared.
+
+    Args:
+        path: the bundle's folder.
+        digests: how digests are checked.
+
+    Raises:
+        UsageError: no folder there.
+        BundleVersionError: written by a newer major version.
+        BundleError: not a bundle, malformed, incomplete, or a path leaves the folder.
+        DigestError: a file's bytes changed.
+    """
+    root = Path(path)
+    if not root.is_dir():
+        raise UsageError(
+            f"no bundle at {root}: it is not a folder; make one with 'la-export build'"
+        )
+    manifest = _parse_manifest(root)
+    for relative, entry in manifest.files.items():
+        _check_file(root, relative, entry, digests)
+    return Bundle(root, manifest)
+
+
+def _parse_manifest(root: Path) -> Manifest:
+    manifest_path = root / MANIFEST_NAME
+    if not manifest_path.is_file():
+        raise BundleError(
+            f"{root} is not a bundle: it has no {MANIFEST_NAME}; make one with 'la-export build'"
+        )
+    try:
+        record: Any = json.loads(manifest_path.read_bytes())
+    except ValueError as error:
+        raise BundleError(
+            f"{manifest_path} is not valid JSON ({error}); rebuild the bundle"
+        ) from error
+    _check_versions(manifest_path, record)
+    try:
+        return Manifest.model_validate(record)
+    except (ValidationError, LookaheadError) as error:
+        raise BundleError(f"{manifest_path} is malformed: {_first_problem(error)}") from error
+
+
+def _check_versions(manifest_path: Path, record: Any) -> None:
+    """Compare majors before validation, so that a newer bundle is not called malformed."""
+    if not isinstance(record, dict):
+        raise BundleError(f"{manifest_path} is malformed: expected a JSON object")
+    contract = record.get("contract")
+    contract_version = contract.get("version") if isinstance(contract, dict) else None
+    for what, version, known in (
+        ("bundle schema", record.get("schema_version"), SCHEMA_MAJOR),
+        ("contract", contract_version, CONTRACT_MAJOR),
+    ):
+        major = version.split(".")[0] if isinstance(version, str) else ""
+        if not major.isdecimal():
+            raise BundleError(
+                f"{manifest_path} is malformed: {what} version is {version!r}, "
+                f"expected one like '{known}.0'"
+            )
+        if int(major) != known:
+            raise BundleVersionError(
+                f"{manifest_path} has {what} version {version}; this lookahead-attention reads "
+                f"version {known}.x: upgrade the package or rebuild the bundle"
+            )
+
+
+def _first_problem(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        return f"{place}: {first['msg']}"
+    return str(error)
+
+
+def _check_file(root: Path, relative: str, entry: FileEntry, digests: DigestCheck) -> None:
+    path = root / relative
+    if not path.is_file():
+        raise BundleError(
+            f"bundle {root} is incomplete: {relative} is missing; copy it again or rebuild"
+        )
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise BundleError(
+            f"bundle {root} is unsafe: {relative} links to {path.resolve()}, outside the bundle"
+        )
+    found = hash_file(path) if digests is DigestCheck.FULL else recall_digest(path)
+    if found != entry:
+        raise DigestError(
+            f"bundle {root} is damaged: {relative} has sha256 {found.sha256[:12]} "
+            f"({found.bytes} bytes), expected {entry.sha256[:12]} ({entry.bytes} bytes); "
+            "copy it again or rebuild"
+        )
+
+
+@contextmanager
+def write_bundle(destination: Path) -> Iterator[Path]:
+    """A working folder beside `destination` that takes its place when the block ends well.
+
+    An old bundle there stays whole until the new one is complete; on any error, Ctrl-C included,
+    the working folder is removed and the old bundle remains.
+
+    Raises:
+        UsageError: `destination` exists and is not a bundle.
+        HostError: the disk is full or not writable.
+    """
+    check_destination(destination)
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(
+            tempfile.mkdtemp(
+                prefix=f".{destination.name}.", suffix=".partial", dir=destination.parent
+            )
+        )
+    except OSError as error:
+        raise _host_error(destination, error) from error
+    try:
+        work.chmod(0o755)
+        yield work
+        if not (work / MANIFEST_NAME).is_file():
+            raise AssertionError("a bundle was written without its manifest")
+        _swap(work, destination)
+    except OSError as error:
+        raise _host_error(destination, error) from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def check_destination(destination: Path) -> None:
+    """Refuse an output path that holds something other than a bundle.
+
+    Raises:
+        UsageError: `destination` exists and is neither a bundle nor an empty folder.
+    """
+    if not destination.exists():
+        return
+    is_folder = destination.is_dir()
+    if is_folder and ((destination / MANIFEST_NAME).is_file() or not any(destination.iterdir())):
+        return
+    what = "a folder that is no bundle" if is_folder else "a file"
+    raise UsageError(
+        f"output {destination} exists and is {what}; choose another --out or remove it"
+    )
+
+
+def _host_error(destination: Path, error: OSError) -> HostError:
+    return HostError(
+        f"could not write the bundle {destination}: {error.strerror or error}; "
+        "nothing was changed there. Free some space or choose another --out"
+    )
+
+
+def _swap(work: Path, destination: Path) -> None:
+    """Put `work` in the place of `destination`; folders cannot be replaced in one call."""
+    if not destination.exists():
+        os.replace(work, destination)
+        return
+    retired = Path(
+        tempfile.mkdtemp(prefix=f".{destination.name}.", suffix=".old", dir=destination.parent)
+    )
+    os.replace(destination, retired / "bundle")
+    try:
+        os.replace(work, destination)
+    except BaseException:
+        os.replace(retired / "bundle", destination)
+        raise
+    finally:
+        shutil.rmtree(retired, ignore_errors=True)
+
+
+def seal_bundle(work: Path, manifest: Manifest) -> Manifest:
+    """Write the manifest with the digest of every file now in `work`; returns it as written."""
+    files = {
+        path.relative_to(work).as_posix(): hash_file(path)
+        for path in sorted(work.rglob("*"))
+        if path.is_file() and path.name != MANIFEST_NAME
+    }
+    sealed = manifest.model_copy(update={"files": files})
+    target = work / MANIFEST_NAME
+    partial = target.with_suffix(".partial")
+    partial.write_text(sealed.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    os.replace(partial, target)
+    return sealed

@@ -1,0 +1,197 @@
+"""The contract between a compiled graph and whatever drives it: tensor names, axes, dtypes.
+
+This is the one place that spells a tensor name. Export builds the graph's inputs and outputs
+from it, checks compare a file with it, and backends bind by the roles it gives out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from la_runtime.errors import UsageError
+
+__all__ = [
+    "CONTRACT_MAJOR",
+    "CONTRACT_VERSION",
+    "Axis",
+    "CacheForm",
+    "Contract",
+    "Dtype",
+    "KvOrder",
+    "Name",
+    "TensorSpec",
+    "masked_value",
+]
+
+CONTRACT_MAJOR: Final = 1
+CONTRACT_VERSION: Final = "1.0"
+
+
+class Axis(StrEnum):
+    """Dynamic axes. Their names are the names of the graph's symbolic dimensions."""
+
+    BATCH = "batch"
+    BLOCK = "block"
+    PAST = "past"
+    KEYS = "keys"
+    ROWS = "rows"
+
+
+class Dtype(StrEnum):
+    """Element types, named as NumPy names them."""
+
+    INT64 = "int64"
+    FLOAT32 = "float32"
+
+
+class CacheForm(StrEnum):
+    """How K/V of a block reach the cache.
+
+    ``concat``: the graph returns the block's K/V and the runtime commits the accepted rows.
+    """
+
+    CONCAT = "concat"
+
+
+class KvOrder(StrEnum):
+    """Axis order of keys and values: ``head-major`` is [batch, kv_heads, places, head_dim]."""
+
+    HEAD_MAJOR = "head-major"
+
+
+class Name(StrEnum):
+    """Names of the tensors that do not repeat per layer."""
+
+    INPUT_IDS = "input_ids"
+    POSITION_IDS = "position_ids"
+    ATTENTION_MASK = "attention_mask"
+    LOOKAHEAD_EMBEDDINGS = "lookahead_embeddings"
+    LOGITS_ROWS = "logits_rows"
+    LOGITS = "logits"
+    TOP_IDS = "top_ids"
+    TOP_LOGITS = "top_logits"
+    LOGSUMEXP = "logsumexp"
+
+
+def masked_value(dtype: Dtype) -> float:
+    """Additive mask value for "must not be seen": finite, and exp() of it is exactly zero."""
+    return {Dtype.FLOAT32: -1e9}[dtype]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """One graph input or output.
+
+    Args:
+        name: the tensor's name in the graph.
+        axes: one entry per dimension: an `Axis` when dynamic, an int when fixed.
+        dtype: element type.
+    """
+
+    name: str
+    axes: tuple[Axis | int, ...]
+    dtype: Dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contract:
+    """The contract of one graph.
+
+    Args:
+        num_layers: decoder layers, each with one key and one value cache.
+        num_kv_heads: key/value heads per layer.
+        head_dim: width of a head.
+        hidden_size: width of the residual stream.
+        vocab_size: rows of the embedding table; ids from here on are lookahead tokens.
+        k_max: number of lookahead vectors the graph takes.
+        top_c: how many best tokens `top_ids` / `top_logits` list per row.
+        compute_dtype: dtype of the mask and the lookahead vectors.
+        kv_dtype: dtype of the cache.
+
+    Raises:
+        UsageError: a size is not positive, or `top_c` exceeds the vocabulary.
+    """
+
+    version: str = CONTRACT_VERSION
+    cache_form: CacheForm = CacheForm.CONCAT
+    kv_order: KvOrder = KvOrder.HEAD_MAJOR
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    vocab_size: int
+    k_max: int
+    top_c: int
+    compute_dtype: Dtype = Dtype.FLOAT32
+    kv_dtype: Dtype = Dtype.FLOAT32
+
+    def __post_init__(self) -> None:
+        for field in (
+            "num_layers",
+            "num_kv_heads",
+            "head_dim",
+            "hidden_size",
+            "vocab_size",
+            "k_max",
+            "top_c",
+        ):
+            value = getattr(self, field)
+            if value < 1:
+                raise UsageError(f"contract: {field} must be at least 1, got {value}")
+        if self.top_c > self.vocab_size:
+            raise UsageError(
+                f"contract: top_c {self.top_c} exceeds the vocabulary of {self.vocab_size}"
+            )
+
+    @property
+    def past_names(self) -> tuple[str, ...]:
+        """Cache inputs in the order key 0, value 0, key 1, value 1, ..."""
+        return tuple(
+            f"past_key_values.{layer}.{part}"
+            for layer in range(self.num_layers)
+            for part in ("key", "value")
+        )
+
+    @property
+    def block_names(self) -> tuple[str, ...]:
+        """Outputs with this block's K/V, in the order of `past_names`."""
+        return tuple(
+            f"block.{layer}.{part}" for layer in range(self.num_layers) for part in ("key", "value")
+        )
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """Every graph input, in graph order."""
+        row = (Axis.BATCH, Axis.BLOCK)
+        cache = (Axis.BATCH, self.num_kv_heads, Axis.PAST, self.head_dim)
+        return (
+            TensorSpec(name=Name.INPUT_IDS, axes=row, dtype=Dtype.INT64),
+            TensorSpec(name=Name.POSITION_IDS, axes=row, dtype=Dtype.INT64),
+            TensorSpec(
+                name=Name.ATTENTION_MASK,
+                axes=(Axis.BATCH, 1, Axis.BLOCK, Axis.KEYS),
+                dtype=self.compute_dtype,
+            ),
+            TensorSpec(
+                name=Name.LOOKAHEAD_EMBEDDINGS,
+                axes=(self.k_max, self.hidden_size),
+                dtype=self.compute_dtype,
+            ),
+            TensorSpec(name=Name.LOGITS_ROWS, axes=(Axis.BATCH, Axis.ROWS), dtype=Dtype.INT64),
+            *(TensorSpec(name=name, axes=cache, dtype=self.kv_dtype) for name in self.past_names),
+        )
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """Every graph output, in graph order."""
+        rows = (Axis.BATCH, Axis.ROWS)
+        block = (Axis.BATCH, self.num_kv_heads, Axis.BLOCK, self.head_dim)
+        return (
+            TensorSpec(name=Name.LOGITS, axes=(*rows, self.vocab_size), dtype=Dtype.FLOAT32),
+            TensorSpec(name=Name.TOP_IDS, axes=(*rows, self.top_c), dtype=Dtype.INT64),
+            TensorSpec(name=Name.TOP_LOGITS, axes=(*rows, self.top_c), dtype=Dtype.FLOAT32),
+            TensorSpec(name=Name.LOGSUMEXP, axes=rows, dtype=Dtype.FLOAT32),
+            *(TensorSpec(name=name, axes=block, dtype=self.kv_dtype) for name in self.block_names),
+        )

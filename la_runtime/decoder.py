@@ -1,0 +1,522 @@
+"""Decoding token ids: sequences that share a cache, and the step that advances them.
+
+A sequence's *known* tokens that are not cached yet open its rows in every pass: the prompt in
+prefill, the root in exact decoding, the emitted proposals in threshold decoding. So prefill and
+both selection rules are one step:
+
+    known tokens | drafts | groups      verify drafts and propose in the same pass
+    accept, commit known and accepted rows, discard the rest, draft from the slots
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from la_runtime.acceptance import accept_exact, accept_threshold
+from la_runtime.backends.base import Backend, CacheSizing, Outputs, Scores
+from la_runtime.block import Part, make_step_inputs
+from la_runtime.drafting import proposing_rows
+from la_runtime.errors import NonFiniteScoreError, UsageError
+from la_runtime.layout import (
+    NO_DRAFTS,
+    DraftTree,
+    Group,
+    GroupMask,
+    Layout,
+    StepRows,
+    make_rows,
+)
+from la_runtime.sampling import SamplingParams, Select
+from la_runtime.stats import GenerationStats, StepCounts
+from la_runtime.stopping import FinishReason, cut_at_end
+
+__all__ = ["DEFAULT_PREFILL_CHUNK", "BlockPolicy", "Decoder", "Decoding", "StepResult"]
+
+DEFAULT_PREFILL_CHUNK: Final = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one pass added to one sequence.
+
+    Args:
+        token_ids: the emitted tokens.
+        accepted: how many of them were proposals; the others are the model's own choice.
+        margins: per emitted token, best minus second-best logit of the row that chose it.
+        finish_reason: set if the sequence ended with the last token.
+    """
+
+    token_ids: tuple[int, ...]
+    accepted: int
+    margins: tuple[float, ...]
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockPolicy:
+    """How passes are shaped.
+
+    Args:
+        widths: block widths to pad to; empty leaves every block as wide as its rows.
+        prefill_chunk: most prompt tokens in one pass, at least 1.
+        cache_sizing: see `CacheSizing`.
+    """
+
+    widths: tuple[int, ...] = ()
+    prefill_chunk: int = DEFAULT_PREFILL_CHUNK
+    cache_sizing: CacheSizing = CacheSizing.STEPPED
+
+    @classmethod
+    def fixed_width(cls, width: int, *, k_max: int) -> BlockPolicy:
+        """Every pass at one width and every key's column equal to its position.
+
+        At batch 1 plain and lookahead decoding then do the same arithmetic for the same token:
+        logits and tokens are equal bit for bit.
+
+        Raises:
+            UsageError: `width` leaves no room for a token beside `k_max` lookaheads.
+        """
+        if width <= k_max:
+            raise UsageError(f"fixed width must be more than k = {k_max}, got {width}")
+        return cls(widths=(width,), prefill_chunk=width - k_max, cache_sizing=CacheSizing.EXACT)
+
+
+@dataclass(frozen=True, slots=True)
+class _RowScores:
+    """Best scores of one sequence's scored rows, addressed by block row."""
+
+    first_row: int
+    best_ids: list[int]
+    best_logits: list[float]
+    margins: list[float]
+    logsumexp: list[float]
+
+    def choice(self, row: int) -> int:
+        return self.best_ids[row - self.first_row]
+
+    def margin(self, row: int) -> float:
+        return self.margins[row - self.first_row]
+
+    def probability(self, row: int) -> float:
+        index = row - self.first_row
+        return math.exp(self.best_logits[index] - self.logsumexp[index])
+
+
+@dataclass(frozen=True, slots=True)
+class _Selected:
+    """Tokens a pass gives a sequence: accepted drafts or proposals, and the rows that chose them."""
+
+    token_ids: tuple[int, ...]
+    is_proposal: tuple[bool, ...]
+    chosen_by: tuple[int, ...]
+    path: tuple[int, ...]
+    num_proposed: int
+    next_drafts: DraftTree
+
+
+class _Sequence:
+    """One sequence: its tokens, what of them is cached, and its drafts for the next pass."""
+
+    def __init__(
+        self, index: int, prompt: Sequence[int], params: SamplingParams, *, k: int
+    ) -> None:
+        self.index = index
+        self.params = params
+        self.k = k
+        self.token_ids = list(prompt)
+        self.prompt_len = len(self.token_ids)
+        self.num_cached = 0
+        self.num_unverified = 0
+        self.drafts = NO_DRAFTS
+        self.counts = StepCounts(k=k)
+        self.first_token_at: float | None = None
+        self.last_token_at: float | None = None
+        self.finish_reason: FinishReason | None = None
+
+    @property
+    def num_known(self) -> int:
+        """Known tokens that are not cached yet."""
+        return len(self.token_ids) - self.num_cached
+
+    def groups(self) -> tuple[Group, ...]:
+        """Where the next pass carries slots."""
+        if self.params.select is Select.THRESHOLD:
+            return Layout.ROOT_ONLY.groups(0, self.k)
+        layout = self.params.layout or Layout.ROOT_ONLY
+        return layout.groups(len(self.drafts.token_ids), self.k)
+
+
+class Decoder:
+    """Starts decodings over one backend.
+
+    Args:
+        backend: runs the blocks.
+        context: number of positions the model has.
+        eos_token_ids: tokens that end a sequence.
+        group_mask: the group mask that the lookahead vectors were made for.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        context: int,
+        eos_token_ids: Sequence[int],
+        group_mask: GroupMask = GroupMask.STRICT,
+    ) -> None:
+        self.backend = backend
+        self.context = context
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self.group_mask = group_mask
+
+    def start(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        policy: BlockPolicy | None = None,
+    ) -> Decoding:
+        """Begin decoding these prompts as one batch; nothing runs yet.
+
+        Args:
+            prompts: token ids per sequence.
+            params: parameters per sequence.
+            policy: how passes are shaped; the default pads to the backend's widths.
+
+        Raises:
+            UsageError: a prompt is empty, too long or holds an unknown id, or k is out of range.
+        """
+        sequences = [
+            _Sequence(index, prompt, wish, k=self._resolve_k(wish))
+            for index, (prompt, wish) in enumerate(zip(prompts, params, strict=True))
+        ]
+        policy = policy or BlockPolicy(widths=self.backend.widths)
+        for sequence in sequences:
+            self._check_prompt(sequence)
+            _check_policy(sequence, policy)
+        return Decoding(self, sequences, policy)
+
+    def _resolve_k(self, params: SamplingParams) -> int:
+        k_max = self.backend.contract.k_max
+        k = k_max if params.k is None else params.k
+        if k > k_max:
+            raise UsageError(f"k must be at most the bundle's {k_max}, got {k}")
+        return k
+
+    def _check_prompt(self, sequence: _Sequence) -> None:
+        where = f"prompt {sequence.index}"
+        if not sequence.token_ids:
+            raise UsageError(f"{where} is empty; a prompt has at least one token")
+        if sequence.prompt_len >= self.context:
+            raise UsageError(
+                f"{where} has {sequence.prompt_len} tokens, but the context of {self.context} "
+                f"leaves room for prompts of at most {self.context - 1}; shorten the prompt"
+            )
+        vocab_size = self.backend.contract.vocab_size
+        if not all(0 <= token < vocab_size for token in sequence.token_ids):
+            raise UsageError(f"{where} holds a token id outside 0..{vocab_size - 1}")
+
+
+def _check_policy(sequence: _Sequence, policy: BlockPolicy) -> None:
+    if policy.cache_sizing is not CacheSizing.EXACT:
+        return
+    params, k = sequence.params, sequence.k
+    most_rows = (
+        2 * k + 1
+        if params.select is Select.THRESHOLD
+        else (params.layout or Layout.ROOT_ONLY).max_rows(k)
+    )
+    if most_rows > max(policy.widths):
+        raise UsageError(
+            f"fixed width {max(policy.widths)} is too narrow: a step with k = {k} has up to "
+            f"{most_rows} rows"
+        )
+
+
+class Decoding:
+    """Sequences being decoded together. Finished ones leave the batch at once.
+
+    Made by `Decoder.start`; a context manager that releases the cache.
+    """
+
+    def __init__(self, decoder: Decoder, sequences: list[_Sequence], policy: BlockPolicy) -> None:
+        self._decoder = decoder
+        self._backend = decoder.backend
+        self._policy = policy
+        self._sequences = sequences
+        self._active = list(sequences)
+        self._started_at = time.perf_counter()
+        self.cache = self._backend.allocate(len(sequences), policy.cache_sizing)
+
+    def __enter__(self) -> Decoding:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release the cache."""
+        self.cache.close()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every sequence has finished."""
+        return not self._active
+
+    def token_ids(self, index: int) -> tuple[int, ...]:
+        """Tokens emitted so far by a sequence."""
+        sequence = self._sequences[index]
+        return tuple(sequence.token_ids[sequence.prompt_len :])
+
+    def stats(self, index: int) -> GenerationStats:
+        """Counts and times of a sequence so far."""
+        sequence = self._sequences[index]
+        counts = sequence.counts
+        first = sequence.first_token_at or time.perf_counter()
+        last = sequence.last_token_at or first
+        return GenerationStats(
+            k=sequence.k,
+            prompt_tokens=sequence.prompt_len,
+            new_tokens=len(sequence.token_ids) - sequence.prompt_len,
+            passes=counts.passes,
+            prefill_passes=counts.prefill_passes,
+            drafted=tuple(counts.drafted),
+            accepted=tuple(counts.accepted),
+            reread=counts.reread,
+            agreed=counts.agreed,
+            ttft_s=first - self._started_at,
+            decode_s=last - first,
+        )
+
+    def prefill(self) -> tuple[tuple[int, StepResult], ...]:
+        """Read the prompts in chunks; the last one gives each sequence its first tokens.
+
+        Returns:
+            Per sequence its index and result, as `step` does.
+        """
+        while any(s.num_known > self._policy.prefill_chunk for s in self._active):
+            self._read_chunk()
+        return self.step()
+
+    def step(self) -> tuple[tuple[int, StepResult], ...]:
+        """One pass over every unfinished sequence: verify its drafts, emit, draft anew.
+
+        Returns:
+            Per sequence that took part, its index and what the pass gave it.
+
+        Raises:
+            NonFiniteScoreError: the model produced NaN or infinity.
+        """
+        assert self._active, "every sequence has finished"
+        sequences = self._active
+        parts = [self._plan(sequence) for sequence in sequences]
+        scores = self._score(parts)
+        selected = [
+            _select(sequence, part, row_scores)
+            for sequence, part, row_scores in zip(sequences, parts, scores, strict=True)
+        ]
+        results = [
+            self._emit(sequence, choice, row_scores)
+            for sequence, choice, row_scores in zip(sequences, selected, scores, strict=True)
+        ]
+        self._commit(parts, selected, results)
+        for sequence, choice in zip(sequences, selected, strict=True):
+            self._draft(sequence, choice)
+        self._drop_finished()
+        return tuple((s.index, r) for s, r in zip(sequences, results, strict=True))
+
+    def _plan(self, sequence: _Sequence) -> Part:
+        """The rows of a sequence's next pass: known tokens, drafts, groups."""
+        known = tuple(sequence.token_ids[sequence.num_cached :])
+        drafts = sequence.drafts
+        rows = make_rows(
+            len(known),
+            drafts.parents,
+            sequence.groups(),
+            group_mask=self._decoder.group_mask,
+        )
+        return Part(
+            rows=rows,
+            token_ids=known + drafts.token_ids,
+            scored_from=len(known) - 1 - sequence.num_unverified,
+        )
+
+    def _score(self, parts: Sequence[Part]) -> list[_RowScores]:
+        """Run the pass and read the best scores of each sequence's rows."""
+        wants_probability = any(s.params.select is Select.THRESHOLD for s in self._active)
+        outputs = Outputs.TOP | (Outputs.LOGSUMEXP if wants_probability else Outputs.NONE)
+        scores = self._forward(parts, outputs)
+        top_ids, top_logits = scores.top()  # [batch, rows, top_c]
+        logsumexp = scores.logsumexp().tolist() if wants_probability else [[]] * len(parts)
+        second = min(1, top_logits.shape[2] - 1)
+        best_ids = top_ids[:, :, 0].tolist()
+        best_logits = top_logits[:, :, 0].tolist()
+        margins = (top_logits[:, :, 0] - top_logits[:, :, second]).tolist()
+        found = [
+            _RowScores(part.scored_from, best_ids[i], best_logits[i], margins[i], logsumexp[i])
+            for i, part in enumerate(parts)
+        ]
+        for sequence, part, row_scores in zip(self._active, parts, found, strict=True):
+            _check_finite(sequence, part, row_scores)
+        return found
+
+    def _forward(self, parts: Sequence[Part | None], outputs: Outputs) -> Scores:
+        inputs = make_step_inputs(
+            parts,
+            self.cache,
+            self._backend.contract,
+            context=self._decoder.context,
+            widths=self._policy.widths,
+            outputs=outputs,
+        )
+        return self._backend.forward(self.cache, inputs)
+
+    def _read_chunk(self) -> None:
+        """Cache one chunk of every prompt that has more than one chunk left."""
+        chunk = self._policy.prefill_chunk
+        parts: list[Part | None] = []
+        for sequence in self._active:
+            if sequence.num_known <= chunk:
+                parts.append(None)
+                continue
+            start = sequence.num_cached
+            known = tuple(sequence.token_ids[start : start + chunk])
+            parts.append(Part(rows=make_rows(chunk, (), ()), token_ids=known, scored_from=chunk))
+        self._forward(parts, Outputs.NONE)
+        read = [range(0) if part is None else range(chunk) for part in parts]
+        self._backend.commit(self.cache, read)
+        for sequence, rows in zip(self._active, read, strict=True):
+            sequence.num_cached += len(rows)
+            if rows:
+                sequence.counts.passes += 1
+                sequence.counts.prefill_passes += 1
+
+    def _emit(self, sequence: _Sequence, selected: _Selected, scores: _RowScores) -> StepResult:
+        """Append the selected tokens up to the end of the sequence, and count them."""
+        until_length, until_context = self._room(sequence)
+        token_ids, finish_reason = cut_at_end(
+            selected.token_ids,
+            eos_token_ids=frozenset()
+            if sequence.params.ignore_eos
+            else self._decoder.eos_token_ids,
+            room=min(until_length, until_context),
+            at_room=(
+                FinishReason.LENGTH if until_length <= until_context else FinishReason.CONTEXT
+            ),
+        )
+        sequence.token_ids.extend(token_ids)
+        sequence.finish_reason = finish_reason
+        now = time.perf_counter()
+        counts = sequence.counts
+        counts.passes += 1
+        if sequence.first_token_at is None:
+            sequence.first_token_at = now
+            counts.prefill_passes += 1
+        sequence.last_token_at = now
+        num_accepted = sum(selected.is_proposal[: len(token_ids)])
+        counts.count(num_drafted=selected.num_proposed, num_accepted=num_accepted)
+        return StepResult(
+            token_ids=token_ids,
+            accepted=num_accepted,
+            margins=tuple(scores.margin(row) for row in selected.chosen_by[: len(token_ids)]),
+            finish_reason=finish_reason,
+        )
+
+    def _commit(
+        self,
+        parts: Sequence[Part],
+        selected: Sequence[_Selected],
+        results: Sequence[StepResult],
+    ) -> None:
+        """Commit the known rows and the accepted drafts that were emitted before the last token."""
+        committed = []
+        for sequence, part, choice, result in zip(
+            self._active, parts, selected, results, strict=True
+        ):
+            emitted_path = choice.path[: len(result.token_ids) - 1]
+            rows = (*range(part.rows.num_known), *(part.rows.row(node) for node in emitted_path))
+            sequence.num_cached += len(rows)
+            committed.append(rows)
+        self._backend.commit(self.cache, committed)
+
+    def _draft(self, sequence: _Sequence, selected: _Selected) -> None:
+        """Hand the proposals to the next pass, as deep as the sequence can still grow."""
+        if sequence.params.select is Select.THRESHOLD:
+            sequence.num_unverified = sequence.num_known - 1
+        room = min(self._room(sequence))
+        sequence.drafts = selected.next_drafts.cut(max(room - 1, 0))
+
+    def _room(self, sequence: _Sequence) -> tuple[int, int]:
+        """How many more tokens the request asks for, and how many the context holds."""
+        num_tokens = len(sequence.token_ids)
+        until_length = sequence.params.max_new_tokens - (num_tokens - sequence.prompt_len)
+        return until_length, self._decoder.context - num_tokens
+
+    def _drop_finished(self) -> None:
+        kept = [i for i, s in enumerate(self._active) if s.finish_reason is None]
+        if len(kept) < len(self._active):
+            self._active = [self._active[i] for i in kept]
+            self.cache.keep(kept)
+
+
+def _select(sequence: _Sequence, part: Part, scores: _RowScores) -> _Selected:
+    """Apply the sequence's selection rule to the scores of its rows."""
+    if sequence.params.select is Select.THRESHOLD:
+        return _select_threshold(sequence, part, scores)
+    return _select_exact(sequence, part.rows, scores)
+
+
+def _select_exact(sequence: _Sequence, rows: StepRows, scores: _RowScores) -> _Selected:
+    drafts = sequence.drafts
+    node_rows = [rows.row(node) for node in range(rows.num_drafts + 1)]
+    choices = [scores.choice(row) for row in node_rows]
+    path = accept_exact(drafts, choices)
+    nodes = (0, *path)
+    slots = proposing_rows(rows, path)
+    return _Selected(
+        token_ids=tuple(choices[node] for node in nodes),
+        is_proposal=(True,) * len(path) + (False,),
+        chosen_by=tuple(node_rows[node] for node in nodes),
+        path=path,
+        num_proposed=max(drafts.depths, default=0),
+        next_drafts=DraftTree.chain(tuple(scores.choice(row) for row in slots)),
+    )
+
+
+def _select_threshold(sequence: _Sequence, part: Part, scores: _RowScores) -> _Selected:
+    rows = part.rows
+    root = rows.row(0)
+    first = root - sequence.num_unverified
+    reread = part.token_ids[first + 1 :]
+    sequence.counts.reread += len(reread)
+    sequence.counts.agreed += sum(
+        scores.choice(row) == token for row, token in enumerate(reread, first)
+    )
+    slots = rows.slot_rows(0)
+    tau = sequence.params.tau
+    assert tau is not None, "checked by SamplingParams"
+    num_emitted = accept_threshold([scores.probability(row) for row in slots], tau)
+    chosen_by = (root, *slots[:num_emitted])
+    return _Selected(
+        token_ids=tuple(scores.choice(row) for row in chosen_by),
+        is_proposal=(False,) + (True,) * num_emitted,
+        chosen_by=chosen_by,
+        path=(),
+        num_proposed=len(slots),
+        next_drafts=NO_DRAFTS,
+    )
+
+
+def _check_finite(sequence: _Sequence, part: Part, scores: _RowScores) -> None:
+    scored = scores.best_logits[: part.num_scored]
+    if all(map(math.isfinite, scored)):
+        return
+    bad = next(i for i, logit in enumerate(scored) if not math.isfinite(logit))
+    position = sequence.num_cached + int(part.rows.offsets[part.scored_from + bad])
+    raise NonFiniteScoreError(
+        f"the model gave a score of {scored[bad]} in request {sequence.index} at position "
+        f"{position}; scores must be finite: check the checkpoint, or build at higher precision"
+    )

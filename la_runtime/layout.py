@@ -1,0 +1,226 @@
+"""Which rows a step has: known tokens, a tree of drafts, and groups of lookahead slots.
+
+Everything here is a value or a pure function of values. Rows come in this order: the known
+tokens that are not cached yet (usually one, the root), the drafts, then the groups. Known tokens
+and drafts are ordinary rows and are called verified; slots are lookahead rows. Nothing here knows
+token scores, caches or devices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "NO_DRAFTS",
+    "DraftTree",
+    "Group",
+    "GroupMask",
+    "Layout",
+    "StepRows",
+    "make_rows",
+]
+
+_CACHED_ROWS = 128
+
+
+class GroupMask(StrEnum):
+    """What a slot sees of its own group: itself alone, or also the slots before it."""
+
+    STRICT = "strict"
+    CAUSAL = "causal"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftTree:
+    """Drafts behind a root. A chain is a tree; a tree without drafts is plain decoding.
+
+    Args:
+        token_ids: one token per draft.
+        parents: per draft, its parent: 0 is the root, i is the i-th draft (from 1). A parent
+            comes before its children.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert len(self.token_ids) == len(self.parents), "one parent per draft"
+        assert all(0 <= p <= i for i, p in enumerate(self.parents)), "parents come first"
+        edges = set(zip(self.parents, self.token_ids, strict=True))
+        assert len(edges) == len(self.parents), "siblings hold different tokens"
+
+    @classmethod
+    def chain(cls, token_ids: tuple[int, ...]) -> DraftTree:
+        """Each token behind the one before it."""
+        return cls(token_ids=token_ids, parents=tuple(range(len(token_ids))))
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Depth of each draft; a child of the root has depth 1."""
+        depths = [0]
+        for parent in self.parents:
+            depths.append(depths[parent] + 1)
+        return tuple(depths[1:])
+
+    def child(self, node: int, token_id: int) -> int | None:
+        """The draft behind `node` (0 = root) that holds `token_id`, counted from 1."""
+        for draft, (parent, token) in enumerate(zip(self.parents, self.token_ids, strict=True), 1):
+            if parent == node and token == token_id:
+                return draft
+        return None
+
+    def cut(self, max_depth: int) -> DraftTree:
+        """The drafts of at most this depth."""
+        depths = self.depths
+        if all(depth <= max_depth for depth in depths):
+            return self
+        kept = [i for i, depth in enumerate(depths) if depth <= max_depth]
+        renamed = {0: 0} | {old + 1: new for new, old in enumerate(kept, 1)}
+        return DraftTree(
+            token_ids=tuple(self.token_ids[i] for i in kept),
+            parents=tuple(renamed[self.parents[i]] for i in kept),
+        )
+
+
+NO_DRAFTS = DraftTree()
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The slots behind one prefix: `node` 0 is the root, i the i-th draft."""
+
+    node: int
+    num_slots: int
+
+
+class Layout(StrEnum):
+    """Named rules for where groups stand: behind the root alone, or behind every prefix."""
+
+    ROOT_ONLY = "root-only"
+    FULL = "full"
+
+    def groups(self, num_drafts: int, k: int) -> tuple[Group, ...]:
+        """The groups of a step with this many drafts; none when k is 0."""
+        if k == 0:
+            return ()
+        last_node = 0 if self is Layout.ROOT_ONLY else num_drafts
+        return tuple(Group(node, k) for node in range(last_node + 1))
+
+    def max_rows(self, k: int) -> int:
+        """Rows of the widest step at this k, all drafts given."""
+        return 1 + k + k * len(self.groups(k, k))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StepRows:
+    """The rows of one sequence in one block, without their tokens.
+
+    Args:
+        num_known: known rows at the start; the last of them is the root.
+        num_drafts: draft rows behind them.
+        groups: the groups, in row order.
+        offsets: [rows] int64, position of each row relative to the first.
+        slot_index: [rows] int64, i for slot i (from 1) of its group, 0 for a verified row.
+        visible: [rows, rows] bool, whether the row (axis 0) sees the row (axis 1).
+    """
+
+    num_known: int
+    num_drafts: int
+    groups: tuple[Group, ...]
+    offsets: NDArray[np.int64]
+    slot_index: NDArray[np.int64]
+    visible: NDArray[np.bool_]
+
+    @property
+    def num_verified(self) -> int:
+        """Known rows and draft rows."""
+        return self.num_known + self.num_drafts
+
+    @property
+    def num_rows(self) -> int:
+        """All rows, slots included."""
+        return len(self.offsets)
+
+    def row(self, node: int) -> int:
+        """Block row of a node: 0 is the root, i the i-th draft."""
+        return self.num_known - 1 + node
+
+    def slot_rows(self, node: int) -> range:
+        """Block rows of the group behind a node; empty when the group is absent."""
+        first = self.num_verified
+        for group in self.groups:
+            if group.node == node:
+                return range(first, first + group.num_slots)
+            first += group.num_slots
+        return range(0)
+
+
+def make_rows(
+    num_known: int,
+    parents: tuple[int, ...],
+    groups: tuple[Group, ...],
+    *,
+    group_mask: GroupMask = GroupMask.STRICT,
+) -> StepRows:
+    """Lay out the rows of one sequence.
+
+    Verified rows see the known rows before them and their own ancestors. A slot sees what the
+    row it stands behind sees, and itself (with `GroupMask.CAUSAL` also the slots before it).
+    No verified row ever sees a slot.
+
+    Args:
+        num_known: known tokens that are not cached, at least 1.
+        parents: the draft tree's parents.
+        groups: where slots stand, in row order.
+        group_mask: what slots see of their own group.
+    """
+    if num_known + len(parents) <= _CACHED_ROWS:
+        return _make_cached_rows(num_known, parents, groups, group_mask)
+    return _make_rows(num_known, parents, groups, group_mask)
+
+
+def _make_rows(
+    num_known: int, parents: tuple[int, ...], groups: tuple[Group, ...], group_mask: GroupMask
+) -> StepRows:
+    assert num_known >= 1, "a step has a root"
+    num_verified = num_known + len(parents)
+    num_rows = num_verified + sum(group.num_slots for group in groups)
+    offsets = np.zeros(num_rows, dtype=np.int64)
+    slot_index = np.zeros(num_rows, dtype=np.int64)
+    visible = np.zeros((num_rows, num_rows), dtype=np.bool_)  # [rows, rows]
+    offsets[:num_known] = np.arange(num_known)
+    visible[:num_known, :num_known] = np.tri(num_known, dtype=np.bool_)
+    for draft, parent in enumerate(parents, 1):
+        row, parent_row = num_known - 1 + draft, num_known - 1 + parent
+        offsets[row] = offsets[parent_row] + 1
+        visible[row] = visible[parent_row]
+        visible[row, row] = True
+    first = num_verified
+    for group in groups:
+        prefix_row = num_known - 1 + group.node
+        for slot in range(1, group.num_slots + 1):
+            row = first + slot - 1
+            offsets[row] = offsets[prefix_row] + slot
+            slot_index[row] = slot
+            visible[row] = visible[prefix_row]
+            seen_from = row if group_mask is GroupMask.STRICT else first
+            visible[row, seen_from : row + 1] = True
+        first += group.num_slots
+    for array in (offsets, slot_index, visible):
+        array.setflags(write=False)
+    return StepRows(
+        num_known=num_known,
+        num_drafts=len(parents),
+        groups=groups,
+        offsets=offsets,
+        slot_index=slot_index,
+        visible=visible,
+    )
+
+
+_make_cached_rows = lru_cache(maxsize=512)(_make_rows)

@@ -1,0 +1,79 @@
+"""What a generation cost and how its proposals fared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["GenerationStats", "StepCounts"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationStats:
+    """Counts and times of one generation.
+
+    Args:
+        k: lookahead length.
+        prompt_tokens: tokens of the prompt.
+        new_tokens: tokens emitted, the end-of-sequence token included.
+        passes: forward passes the sequence took part in, prefill included.
+        prefill_passes: passes up to and including the one that gave the first token.
+        drafted: per position (first entry: the token after the bonus token) proposals that were
+            put to the test.
+        accepted: per position, how many of them became output.
+        reread: emitted proposals that a later pass read as input (`threshold` only).
+        agreed: how many of them were the model's own choice.
+        ttft_s: seconds from the request to its first token.
+        decode_s: seconds from the first token to the last.
+    """
+
+    k: int
+    prompt_tokens: int
+    new_tokens: int
+    passes: int
+    prefill_passes: int
+    drafted: tuple[int, ...]
+    accepted: tuple[int, ...]
+    reread: int
+    agreed: int
+    ttft_s: float
+    decode_s: float
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """(new tokens - 1) / decode passes; 1.0 for plain decoding, and when there were none."""
+        decode_passes = self.passes - self.prefill_passes
+        return (self.new_tokens - 1) / decode_passes if decode_passes else 1.0
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens after the first, per second of decoding; None when there were none."""
+        return (self.new_tokens - 1) / self.decode_s if self.decode_s > 0 else None
+
+    @property
+    def agreement(self) -> float | None:
+        """Share of re-read proposals that are the model's own choice; None when none was."""
+        return self.agreed / self.reread if self.reread else None
+
+
+@dataclass(slots=True)
+class StepCounts:
+    """Running counts of one sequence; `drafted` and `accepted` are per position."""
+
+    k: int
+    passes: int = 0
+    prefill_passes: int = 0
+    reread: int = 0
+    agreed: int = 0
+    drafted: list[int] = field(init=False)
+    accepted: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.drafted = [0] * self.k
+        self.accepted = [0] * self.k
+
+    def count(self, *, num_drafted: int, num_accepted: int) -> None:
+        """Count a chain of proposals of which a prefix was accepted."""
+        for position in range(num_drafted):
+            self.drafted[position] += 1
+        for position in range(num_accepted):
+            self.accepted[position] += 1

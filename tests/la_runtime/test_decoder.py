@@ -1,0 +1,274 @@
+"""Decoding over the toy backend: speculation never changes a token."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from la_runtime.backends.fake import FakeBackend
+from la_runtime.decoder import BlockPolicy
+from la_runtime.errors import NonFiniteScoreError, UsageError
+from la_runtime.layout import Layout
+from la_runtime.sampling import SamplingParams, Select
+from la_runtime.stopping import FinishReason
+from tests.la_runtime.toy import (
+    CONTEXT,
+    K_MAX,
+    VOCAB_SIZE,
+    decode,
+    decode_plainly,
+    emitted,
+)
+
+PROMPT = (3, 1, 4, 1, 5)
+NUM_TOKENS = 31
+
+prompts = st.lists(
+    st.lists(st.integers(0, VOCAB_SIZE - 1), min_size=1, max_size=24), min_size=1, max_size=4
+)
+layouts = st.sampled_from(Layout)
+lookahead_lengths = st.integers(0, K_MAX)
+
+
+def _oracle(prompt: tuple[int, ...], *, seed: int = 0, num_tokens: int = 80) -> list[int]:
+    return [*prompt, *decode_plainly(prompt, num_tokens, seed=seed)]
+
+
+def _exact(k: int, layout: Layout, num_tokens: int = NUM_TOKENS) -> SamplingParams:
+    return SamplingParams(max_new_tokens=num_tokens, k=k, layout=layout)
+
+
+@given(
+    batch=prompts,
+    seed=st.integers(0, 5),
+    data=st.data(),
+    chunk=st.integers(1, 9),
+    widths=st.lists(st.integers(1, 60), max_size=3),
+)
+def test_exact_decoding_equals_plain_decoding(batch, seed, data, chunk, widths):
+    """Any k, layout, batch, chunking and width, with slots that are right some of the time."""
+    params = [
+        _exact(data.draw(lookahead_lengths), data.draw(layouts), data.draw(st.integers(1, 20)))
+        for _ in batch
+    ]
+    futures = []
+    for prompt in batch:
+        future = _oracle(tuple(prompt), seed=seed, num_tokens=24)
+        wrong = data.draw(st.sets(st.integers(0, len(future) - 1)))
+        futures.append([(t + 1) % VOCAB_SIZE if i in wrong else t for i, t in enumerate(future)])
+    backend = FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX, seed=seed, slot_oracle=futures)
+    policy = BlockPolicy(prefill_chunk=chunk, widths=tuple(widths))
+
+    results, stats = decode(backend, batch, params, policy=policy)
+
+    for prompt, wish, found, counted in zip(batch, params, results, stats, strict=True):
+        assert emitted(found) == decode_plainly(prompt, wish.max_new_tokens, seed=seed)
+        assert found[-1].finish_reason is FinishReason.LENGTH
+        assert counted.new_tokens == wish.max_new_tokens
+        assert counted.prompt_tokens == len(prompt)
+
+
+@given(
+    prompt=prompts.map(lambda batch: batch[0]),
+    k=lookahead_lengths,
+    layout=layouts,
+    eos=st.sets(st.integers(0, VOCAB_SIZE - 1), max_size=3),
+    context=st.integers(26, 50),
+)
+def test_ends_inside_a_block_are_those_of_plain_decoding(prompt, k, layout, eos, context):
+    futures = [_oracle(tuple(prompt))]
+    backend = FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX, slot_oracle=futures)
+
+    results, stats = decode(
+        backend, [prompt], [_exact(k, layout)], eos_token_ids=tuple(eos), context=context
+    )
+
+    truth = decode_plainly(prompt, NUM_TOKENS, eos_token_ids=tuple(eos), context=context)
+    assert emitted(results[0]) == truth
+    assert stats[0].new_tokens == len(truth)
+    reason = results[0][-1].finish_reason
+    if truth[-1] in eos:
+        assert reason is FinishReason.EOS
+    else:
+        expected = FinishReason.LENGTH if len(truth) == NUM_TOKENS else FinishReason.CONTEXT
+        assert reason is expected
+    assert all(result.finish_reason is None for result in results[0][:-1])
+
+
+@pytest.mark.parametrize("k", range(1, K_MAX + 1))
+def test_full_layout_with_perfect_slots_emits_k_plus_1_tokens_a_pass(k):
+    backend = FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX, slot_oracle=[_oracle(PROMPT)])
+
+    results, stats = decode(backend, [PROMPT], [_exact(k, Layout.FULL, 1 + 4 * (k + 1))])
+
+    assert [len(result.token_ids) for result in results[0]] == [1, *[k + 1] * 4]
+    assert stats[0].tokens_per_pass == k + 1
+    assert stats[0].drafted == stats[0].accepted == (4,) * k
+
+
+@pytest.mark.parametrize("k", range(1, K_MAX + 1))
+def test_root_only_layout_with_perfect_slots_alternates_as_its_fallback_rule_says(k):
+    """All k drafts stand, so no slot of the root's group is left to propose; then k new ones."""
+    backend = FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX, slot_oracle=[_oracle(PROMPT)])
+
+    results, _ = decode(backend, [PROMPT], [_exact(k, Layout.ROOT_ONLY, 1 + 3 * (k + 2))])
+
+    assert [len(result.token_ids) for result in results[0]] == [1, *[k + 1, 1] * 3]
+
+
+def test_root_only_falls_back_to_later_slots_after_a_partial_accept():
+    """k = 3, the second draft wrong: slots (0,2) and (0,3) propose, then (0,3) alone."""
+    future = _oracle(PROMPT)
+    second_draft = len(PROMPT) + 2  # position of d_2 in the first decode pass
+    future[second_draft] = (future[second_draft] + 1) % VOCAB_SIZE
+    backend = FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX, slot_oracle=[future])
+
+    results, _ = decode(backend, [PROMPT], [_exact(3, Layout.ROOT_ONLY)])
+
+    assert [result.accepted for result in results[0][:4]] == [0, 1, 2, 1]
+
+
+@pytest.mark.parametrize("k", [1, 2, 4, 6])
+def test_threshold_at_tau_0_emits_k_plus_1_tokens_a_pass(k):
+    backend = FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX)
+    params = SamplingParams(max_new_tokens=5 * (k + 1), k=k, select=Select.THRESHOLD, tau=0.0)
+
+    results, stats = decode(backend, [PROMPT], [params])
+
+    assert [len(result.token_ids) for result in results[0]] == [k + 1] * 5
+    assert stats[0].reread == 4 * k
+
+
+def test_threshold_with_perfect_slots_agrees_with_the_model_everywhere():
+    backend = FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX, slot_oracle=[_oracle(PROMPT)])
+    params = SamplingParams(max_new_tokens=NUM_TOKENS, k=4, select=Select.THRESHOLD, tau=0.9)
+
+    results, stats = decode(backend, [PROMPT], [params])
+
+    assert emitted(results[0]) == decode_plainly(PROMPT, NUM_TOKENS)
+    assert stats[0].agreement == 1.0
+
+
+def test_threshold_counts_each_disagreement_when_the_token_is_reread():
+    """A wrong proposal is emitted, and the pass that reads it sees that the model would not."""
+    future = _oracle(PROMPT)
+    wrong = len(PROMPT) + 2
+    future[wrong] = (future[wrong] + 1) % VOCAB_SIZE
+    backend = FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX, slot_oracle=[future])
+    params = SamplingParams(max_new_tokens=6, k=2, select=Select.THRESHOLD, tau=0.9)
+
+    results, stats = decode(backend, [PROMPT], [params])
+
+    assert results[0][0].token_ids[:2] == tuple(decode_plainly(PROMPT, 2))
+    assert results[0][0].token_ids[2] == future[wrong]
+    assert (stats[0].reread, stats[0].agreed) == (2, 1)
+
+
+def test_threshold_above_every_probability_is_plain_decoding():
+    backend = FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX)
+    params = SamplingParams(max_new_tokens=NUM_TOKENS, k=4, select=Select.THRESHOLD, tau=1.0)
+
+    results, stats = decode(backend, [PROMPT], [params])
+
+    assert emitted(results[0]) == decode_plainly(PROMPT, NUM_TOKENS)
+    assert stats[0].agreement is None
+
+
+@given(vectors=st.lists(st.floats(-1e6, 1e6), min_size=K_MAX, max_size=K_MAX), layout=layouts)
+def test_lookahead_vectors_change_no_token(vectors, layout):
+    backend = FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX)
+    backend.set_lookahead_embeddings(np.asarray(vectors)[:, None])
+
+    results, _ = decode(backend, [PROMPT], [_exact(4, layout)])
+
+    assert emitted(results[0]) == decode_plainly(PROMPT, NUM_TOKENS)
+
+
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("k", [0, 1, 3])
+def test_fixed_width_decodes_the_same_tokens(layout, k):
+    backend = FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX, slot_oracle=[_oracle(PROMPT)])
+    policy = BlockPolicy.fixed_width(16, k_max=K_MAX)
+
+    results, _ = decode(backend, [PROMPT], [_exact(k, layout)], policy=policy)
+
+    assert emitted(results[0]) == decode_plainly(PROMPT, NUM_TOKENS)
+
+
+def test_prefill_passes_are_counted_apart():
+    backend = FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX)
+
+    _, stats = decode(
+        backend, [PROMPT], [_exact(0, Layout.FULL, 4)], policy=BlockPolicy(prefill_chunk=2)
+    )
+
+    assert (stats[0].prefill_passes, stats[0].passes) == (3, 6)
+    assert stats[0].tokens_per_pass == 1.0
+
+
+def test_margins_are_those_of_the_rows_that_chose_the_tokens():
+    backend = FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX, slot_oracle=[_oracle(PROMPT)])
+
+    plain, _ = decode(backend, [PROMPT], [_exact(0, Layout.FULL)])
+    ahead, _ = decode(backend, [PROMPT], [_exact(4, Layout.FULL)])
+
+    plain_margins = [margin for result in plain[0] for margin in result.margins]
+    assert [margin for result in ahead[0] for margin in result.margins] == plain_margins
+    assert min(plain_margins) >= 0
+
+
+class _BrokenBackend(FakeBackend):
+    """Gives NaN for whatever follows one position."""
+
+    def forward(self, state, inputs):
+        scores = super().forward(state, inputs)
+        rows = np.take_along_axis(inputs.position_ids, inputs.logits_rows, axis=1)
+        scores.logits()[rows == len(PROMPT) + 2] = np.nan
+        return scores
+
+
+def test_non_finite_scores_are_an_error_that_names_request_and_position():
+    backend = _BrokenBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX)
+
+    with pytest.raises(NonFiniteScoreError, match=r"score of nan in request 0 at position 7"):
+        decode(backend, [PROMPT], [_exact(0, Layout.FULL)])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "k", "message"),
+    [
+        ((), 0, "prompt 0 is empty"),
+        ((1,) * CONTEXT, 0, f"prompt 0 has {CONTEXT} tokens, but the context of {CONTEXT}"),
+        ((VOCAB_SIZE,), 0, f"token id outside 0..{VOCAB_SIZE - 1}"),
+        ((1,), K_MAX + 1, f"k must be at most the bundle's {K_MAX}, got {K_MAX + 1}"),
+    ],
+)
+def test_impossible_requests_are_refused(prompt, k, message):
+    backend = FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX)
+
+    with pytest.raises(UsageError, match=message):
+        decode(backend, [prompt], [_exact(k, Layout.FULL)])
+
+
+def test_a_fixed_width_too_narrow_for_the_layout_is_refused():
+    backend = FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX)
+
+    with pytest.raises(UsageError, match=r"fixed width 8 is too narrow.*up to 16 rows"):
+        decode(
+            backend,
+            [PROMPT],
+            [_exact(3, Layout.FULL)],
+            policy=BlockPolicy.fixed_width(8, k_max=K_MAX),
+        )
+
+
+def test_the_longest_prompt_leaves_room_for_one_token():
+    prompt = tuple(i % VOCAB_SIZE for i in range(CONTEXT - 1))
+    backend = FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX)
+
+    results, _ = decode(backend, [prompt], [_exact(4, Layout.FULL)])
+
+    assert emitted(results[0]) == decode_plainly(prompt, 1)
+    assert results[0][-1].finish_reason is FinishReason.CONTEXT

@@ -1,0 +1,87 @@
+"""The additive mask of a block."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from la_runtime.layout import Group, Layout, StepRows, make_rows
+from la_runtime.masks import make_attention_mask
+
+MASKED = -1e9
+FLOAT32 = np.dtype(np.float32)
+
+
+def _seen(rows: list[StepRows | None], lengths: list[int], past_len: int, block_len: int):
+    mask = make_attention_mask(
+        rows,
+        np.asarray(lengths),
+        past_len=past_len,
+        block_len=block_len,
+        masked=MASKED,
+        dtype=FLOAT32,
+    )
+    assert set(np.unique(mask)) <= {0.0, np.float32(MASKED)}
+    return mask[:, 0] == 0
+
+
+def _paper_mask(num_tokens: int, k: int) -> np.ndarray:
+    """The paper's section 3.1, M = [[causal, ones(n, k)], [zeros(k, n), diagonal]].
+
+    The text says that lookaheads see every original and that originals never see a lookahead. The
+    off-diagonal blocks say so when columns are queries; with rows as queries, as everywhere in
+    this project, they are transposed. The causal block is lower triangular.
+    """
+    return np.block(
+        [
+            [np.tri(num_tokens), np.zeros((k, num_tokens)).T],
+            [np.ones((num_tokens, k)).T, np.eye(k)],
+        ]
+    ).astype(bool)
+
+
+def test_prefill_mask_is_the_papers_with_its_off_diagonal_blocks_transposed():
+    for num_tokens in (1, 4, 9):
+        for k in (1, 3, 8):
+            rows = make_rows(num_tokens, (), (Group(0, k),))
+            seen = _seen([rows], [0], 0, num_tokens + k)
+            assert np.array_equal(seen[0], _paper_mask(num_tokens, k))
+
+
+@given(cached=st.integers(0, 9), num_known=st.integers(1, 4), k=st.integers(0, 4))
+def test_the_papers_mask_continues_over_the_cache(cached, num_known, k):
+    """The last rows of the whole sequence's mask, split into cache and block columns."""
+    rows = make_rows(num_known, (), Layout.ROOT_ONLY.groups(0, k))
+    spare = 5
+
+    seen = _seen([rows], [cached], cached + spare, num_known + k)[0]
+
+    whole = _paper_mask(cached + num_known, k)[cached:]
+    assert np.array_equal(seen[:, :cached], whole[:, :cached])
+    assert not seen[:, cached : cached + spare].any()
+    assert np.array_equal(seen[:, cached + spare :], whole[:, cached:])
+
+
+@given(
+    lengths=st.lists(st.integers(0, 6), min_size=1, max_size=4),
+    data=st.data(),
+)
+def test_padding_sees_itself_alone_and_is_seen_by_none(lengths, data):
+    rows = [
+        data.draw(st.sampled_from([None, make_rows(1, (0, 1), Layout.FULL.groups(2, 1))]))
+        for _ in lengths
+    ]
+    past_len, block_len = max(lengths) + 2, 8
+
+    seen = _seen(rows, lengths, past_len, block_len)
+
+    for sequence, (step_rows, length) in enumerate(zip(rows, lengths, strict=True)):
+        num_rows = 0 if step_rows is None else step_rows.num_rows
+        own = seen[sequence, :, past_len:]
+        padding = slice(num_rows, block_len)
+        assert np.array_equal(own[padding], np.eye(block_len, dtype=bool)[padding])
+        assert not own[:num_rows, padding].any()
+        assert not seen[sequence, padding, :past_len].any()
+        assert seen[sequence, :num_rows, :length].all()
+        assert not seen[sequence, :num_rows, length:past_len].any()
