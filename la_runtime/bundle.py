@@ -6,6 +6,7 @@ It does not know what a graph computes.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -52,6 +53,9 @@ SCHEMA_VERSION: Final = "1.0"
 MANIFEST_NAME: Final = "manifest.json"
 GRAPH_PATH: Final = "onnx/model.onnx"
 LOOKAHEAD_PATH: Final = "lookahead.safetensors"
+_DISK_ERRORS: Final = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM}
+)
 
 
 def _check_relative(path: str) -> str:
@@ -198,9 +202,15 @@ def _parse_manifest(root: Path) -> Manifest:
         ) from error
     _check_versions(manifest_path, record)
     try:
-        return Manifest.model_validate(record)
+        manifest = Manifest.model_validate(record)
     except (ValidationError, LookaheadError) as error:
         raise BundleError(f"{manifest_path} is malformed: {_first_problem(error)}") from error
+    for relative in (manifest.graph, manifest.lookahead.path):
+        if relative not in manifest.files:
+            raise BundleError(
+                f"{manifest_path} is malformed: {relative} is not among the listed files"
+            )
+    return manifest
 
 
 def _check_versions(manifest_path: Path, record: Any) -> None:
@@ -281,7 +291,9 @@ def write_bundle(destination: Path) -> Iterator[Path]:
             raise AssertionError("a bundle was written without its manifest")
         _swap(work, destination)
     except OSError as error:
-        raise _host_error(destination, error) from error
+        if error.errno in _DISK_ERRORS:
+            raise _host_error(destination, error) from error
+        raise
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

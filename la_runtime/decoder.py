@@ -108,7 +108,7 @@ class _RowScores:
 
 @dataclass(frozen=True, slots=True)
 class _Selected:
-    """Tokens a pass gives a sequence: accepted drafts or proposals, and the rows that chose them."""
+    """The tokens a pass gives a sequence, and the rows that chose them."""
 
     token_ids: tuple[int, ...]
     is_proposal: tuple[bool, ...]
@@ -248,6 +248,7 @@ class Decoding:
         self._policy = policy
         self._sequences = sequences
         self._active = list(sequences)
+        self.is_closed = False
         self._started_at = time.perf_counter()
         self.cache = self._backend.allocate(len(sequences), policy.cache_sizing)
 
@@ -259,6 +260,7 @@ class Decoding:
 
     def close(self) -> None:
         """Release the cache."""
+        self.is_closed = True
         self.cache.close()
 
     @property

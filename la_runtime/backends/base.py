@@ -63,7 +63,7 @@ class Scores(Protocol):
     """Scores of the rows in `logits_rows`: views, valid until the state's next forward."""
 
     def top(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Best tokens and their logits, each [batch, rows, top_c], descending, ties to lowest id."""
+        """Best tokens and logits, [batch, rows, top_c], descending, ties to the lowest id."""
         ...
 
     def logsumexp(self) -> NDArray[np.float32]:

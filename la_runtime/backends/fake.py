@@ -46,7 +46,7 @@ class _FakeCache:
 
     @property
     def past_len(self) -> int:
-        return self.places.shape[2]
+        return int(self.places.shape[2])
 
     def append(self, sequence: int, rows: Sequence[int]) -> None:
         start = int(self.lengths[sequence])

@@ -94,7 +94,7 @@ class _OrtCache:
     def past_len(self) -> int:
         if self.sizing is CacheSizing.EXACT:
             return int(self.lengths.max(initial=0))
-        return self.places.shape[3]
+        return int(self.places.shape[3])
 
     def reserve(self, needed: int) -> None:
         """Grow so that each sequence can hold `needed` places."""

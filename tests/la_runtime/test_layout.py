@@ -12,9 +12,7 @@ from la_runtime.layout import DraftTree, Group, GroupMask, Layout, make_rows
 
 @st.composite
 def draft_parents(draw: st.DrawFn, max_drafts: int = 7) -> tuple[int, ...]:
-    return tuple(
-        draw(st.integers(0, index)) for index in range(draw(st.integers(0, max_drafts)))
-    )
+    return tuple(draw(st.integers(0, index)) for index in range(draw(st.integers(0, max_drafts))))
 
 
 def test_worked_example_of_the_full_layout():
@@ -26,7 +24,9 @@ def test_worked_example_of_the_full_layout():
     assert [list(rows.slot_rows(node)) for node in range(3)] == [[3, 4], [5, 6], [7, 8]]
 
 
-@pytest.mark.parametrize(("k", "root_only", "full"), [(0, 1, 1), (2, 5, 9), (4, 9, 25), (8, 17, 81)])
+@pytest.mark.parametrize(
+    ("k", "root_only", "full"), [(0, 1, 1), (2, 5, 9), (4, 9, 25), (8, 17, 81)]
+)
 def test_widest_step_of_each_layout(k, root_only, full):
     assert Layout.ROOT_ONLY.max_rows(k) == root_only
     assert Layout.FULL.max_rows(k) == full

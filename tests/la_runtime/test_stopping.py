@@ -24,6 +24,7 @@ def test_cutting_a_block_equals_stopping_token_by_token(token_ids, eos, room):
         if reason:
             break
 
-    assert cut_at_end(
-        token_ids, eos_token_ids=eos, room=room, at_room=FinishReason.LENGTH
-    ) == (tuple(kept), reason)
+    assert cut_at_end(token_ids, eos_token_ids=eos, room=room, at_room=FinishReason.LENGTH) == (
+        tuple(kept),
+        reason,
+    )

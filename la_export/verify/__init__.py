@@ -1,0 +1,1 @@
+"""Proof that a bundle's output is the model's own."""

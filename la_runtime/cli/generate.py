@@ -1,0 +1,150 @@
+"""`la-runtime generate`: text from a bundle, streamed as it becomes certain."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from la_runtime.errors import UsageError
+from la_runtime.layout import Layout
+from la_runtime.sampling import DEFAULT_MAX_NEW_TOKENS, Select
+
+if TYPE_CHECKING:
+    from la_runtime.generation import GenerationResult
+
+__all__ = ["generate"]
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--prompt", help="The prompt.")
+@click.option(
+    "--prompt-file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Read the prompt from a file. Without --prompt and --prompt-file it comes from stdin.",
+)
+@click.option("--chat", is_flag=True, help="Put the prompt into the model's chat template.")
+@click.option(
+    "--k", type=int, help="Lookahead length; 0 is plain decoding.  [default: largest built]"
+)
+@click.option(
+    "--select",
+    type=click.Choice([rule.value for rule in Select]),
+    default=Select.EXACT.value,
+    show_default=True,
+    help="exact: lossless. threshold: the paper's rule, lossy.",
+)
+@click.option("--tau", type=float, help="Probability from which 'threshold' emits a proposal.")
+@click.option(
+    "--layout",
+    type=click.Choice([layout.value for layout in Layout]),
+    help=f"Where 'exact' puts lookaheads.  [default: {Layout.ROOT_ONLY.value}]",
+)
+@click.option(
+    "--max-new-tokens", type=int, default=DEFAULT_MAX_NEW_TOKENS, show_default=True, metavar="N"
+)
+@click.option("--ignore-eos", is_flag=True, help="Go on past end-of-sequence tokens.")
+@click.option("--threads", type=int, default=0, help="Threads per pass.  [default: all cores]")
+@click.option("--stats", is_flag=True, help="Print statistics to stderr.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+def generate(
+    bundle: Path,
+    *,
+    prompt: str | None,
+    prompt_file: Path | None,
+    chat: bool,
+    k: int | None,
+    select: str,
+    tau: float | None,
+    layout: str | None,
+    max_new_tokens: int,
+    ignore_eos: bool,
+    threads: int,
+    stats: bool,
+    as_json: bool,
+) -> None:
+    """Generate text from BUNDLE.
+
+    The text streams to stdout; statistics go to stderr.
+    """
+    from la_runtime.generation import Engine
+    from la_runtime.sampling import SamplingParams
+
+    text = _read_prompt(prompt, prompt_file)
+    # Made before the bundle is opened: a wrong option should not cost seconds.
+    params = SamplingParams(
+        max_new_tokens=max_new_tokens,
+        k=k,
+        select=Select(select),
+        tau=tau,
+        layout=None if layout is None else Layout(layout),
+        ignore_eos=ignore_eos,
+    )
+    with (
+        Engine.open(bundle, threads=threads) as engine,
+        engine.stream(text, params, chat=chat) as stream,
+    ):
+        for chunk in stream:
+            if not as_json:
+                click.echo(chunk.text, nl=False)
+        result = stream.result
+    click.echo(json.dumps(_as_record(result), ensure_ascii=False) if as_json else "")
+    if stats:
+        click.echo(_describe(result), err=True)
+
+
+def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
+    if prompt is not None and prompt_file is not None:
+        raise UsageError("give one of --prompt and --prompt-file, not both")
+    if prompt is not None:
+        return prompt
+    source = "standard input" if prompt_file is None else str(prompt_file)
+    content = sys.stdin.buffer.read() if prompt_file is None else prompt_file.read_bytes()
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{source} is not valid UTF-8: byte {error.start} is 0x{content[error.start]:02x}; "
+            "convert it to UTF-8"
+        ) from error
+
+
+def _as_record(result: GenerationResult) -> dict[str, Any]:
+    """The result's fields, the statistics' derived figures among them."""
+    stats = result.stats
+    record = dataclasses.asdict(result)
+    record["stats"] |= {
+        "tokens_per_pass": stats.tokens_per_pass,
+        "tokens_per_s": stats.tokens_per_s,
+        "agreement": stats.agreement,
+    }
+    return record
+
+
+def _describe(result: GenerationResult) -> str:
+    """The statistics as aligned lines."""
+    stats = result.stats
+    rows = [
+        ("prompt tokens", f"{stats.prompt_tokens}"),
+        ("new tokens", f"{stats.new_tokens} (ended by: {result.finish_reason})"),
+        ("passes", f"{stats.passes} ({stats.prefill_passes} of them prefill)"),
+        ("tokens per pass", f"{stats.tokens_per_pass:.2f}"),
+        ("k", f"{stats.k}"),
+    ]
+    for position, (drafted, accepted) in enumerate(
+        zip(stats.drafted, stats.accepted, strict=True), 1
+    ):
+        share = f" ({accepted / drafted:.0%})" if drafted else ""
+        rows.append((f"  position {position}", f"{accepted} of {drafted} accepted{share}"))
+    if stats.agreement is not None:
+        rows.append(("agreement", f"{stats.agreement:.1%} of {stats.reread} emitted proposals"))
+    if stats.tokens_per_s is not None:
+        rows.append(("tokens/s", f"{stats.tokens_per_s:.1f}"))
+    rows.append(("first token after", f"{stats.ttft_s:.3f} s"))
+    width = max(len(title) for title, _ in rows)
+    return "\n".join(f"{title:<{width}}  {value}" for title, value in rows)

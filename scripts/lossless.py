@@ -1,0 +1,212 @@
+"""Compare lookahead decoding of a bundle with plain decoding and with transformers.
+
+    .venv/bin/python scripts/lossless.py engines/smollm2-135m --model smollm2-135m
+
+Ends with exit code 1 if any token differs without excuse.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import click
+
+from la_export.bench.prompts import load_prompts, pick_prompts
+from la_export.bench.results import Column, read_result, write_result
+from la_export.reference import TorchReference
+from la_export.verify.epsilon import measure_epsilon
+from la_export.verify.lossless import (
+    RAGGED_BATCH,
+    PlainRun,
+    Tally,
+    compare_fixed_width,
+    compare_lookahead,
+    compare_reference,
+    run_plainly,
+)
+from la_export.verify.tokens import EPSILON_LIMIT_FP32, EXCUSED_SHARE_LIMIT_FP32
+from la_runtime.generation import Engine
+from la_runtime.layout import Layout
+
+LONGEST_PROMPT = 900
+EPSILON_TOKENS = 1000
+FIXED_WIDTH_EVERY = 8
+FIXED_WIDTH_PREFILL = 32
+COLUMNS = [
+    Column(key="compared_with", title="Compared with"),
+    Column(key="k", title="k"),
+    Column(key="layout", title="Layout"),
+    Column(key="batch", title="Batch"),
+    Column(key="prompts", title="Prompts"),
+    Column(key="tokens", title="Tokens"),
+    Column(key="equal", title="Equal"),
+    Column(key="excused", title="Near-ties"),
+    Column(key="different", title="Different"),
+]
+
+
+def say(line: str) -> None:
+    """Progress, with the time of day, on stderr."""
+    click.echo(f"{time.strftime('%H:%M:%S')} {line}", err=True)
+
+
+def pick(engine: Engine, per_group: int) -> list[tuple[str, tuple[int, ...]]]:
+    """Name and token ids of the prompts: chat template, first turn, at most LONGEST_PROMPT."""
+    encoded = {prompt: engine.encode(prompt.turns[0], chat=True) for prompt in load_prompts()}
+    short = [prompt for prompt, ids in encoded.items() if len(ids) <= LONGEST_PROMPT]
+    return [
+        (f"{prompt.group}/{prompt.question_id}", encoded[prompt])
+        for prompt in pick_prompts(short, per_group=per_group)
+    ]
+
+
+def measure_near_tie(engine: Engine, runs: list[PlainRun], widths: list[int]) -> float:
+    """Epsilon over the model's own texts."""
+    text = [token for run in runs for token in (*run.prompt, *run.token_ids)][:EPSILON_TOKENS]
+    measured = measure_epsilon(
+        engine.backend, text, widths=widths, context=engine.bundle.manifest.model.context
+    )
+    return min(measured, EPSILON_LIMIT_FP32)
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path, exists=True))
+@click.option("--model", required=True, help="The checkpoint the bundle was built from.")
+@click.option("--k", "ks", type=int, multiple=True, default=(2, 4, 8), show_default=True)
+@click.option("--per-group", type=int, default=8, show_default=True, help="Prompts per group.")
+@click.option("--new-tokens", type=int, default=64, show_default=True)
+@click.option("--threads", type=int, default=0)
+@click.option("--out", type=click.Path(path_type=Path), default=Path("docs/results/lossless.json"))
+def main(
+    bundle: Path,
+    model: str,
+    ks: tuple[int, ...],
+    per_group: int,
+    new_tokens: int,
+    threads: int,
+    out: Path,
+) -> None:
+    """Make the table and write it."""
+    table = Table(out, command=f".venv/bin/python scripts/lossless.py {shlex.join(sys.argv[1:])}")
+    with Engine.open(bundle, threads=threads, max_batch=RAGGED_BATCH) as engine:
+        prompts = pick(engine, per_group)
+        say(f"plain decoding of {len(prompts)} prompts")
+        runs = [run_plainly(engine, name, ids, num_tokens=new_tokens) for name, ids in prompts]
+        widths = sorted({layout.max_rows(k) for k in ks for layout in Layout})
+        say(f"near-ties: one row against {widths} rows")
+        epsilon = measure_near_tie(engine, runs, widths)
+        say(f"epsilon {epsilon:.2e}")
+        table.facts = {"epsilon": epsilon, "new_tokens": new_tokens}
+        if table.lacks(compared_with="transformers", k=0, layout="none", batch=1):
+            reference = TorchReference.load(model)
+            eos = engine.bundle.manifest.model.eos_token_ids
+
+            def generate(token_ids: Sequence[int]) -> list[int]:
+                return reference.generate_greedy(token_ids, new_tokens, eos)
+
+            table.add(compare_reference(runs, generate, epsilon=epsilon, report=say))
+        for batch, k, layout in product((1, RAGGED_BATCH), ks, Layout):
+            if table.lacks(compared_with="plain", k=k, layout=layout.value, batch=batch):
+                table.add(
+                    compare_lookahead(
+                        engine,
+                        runs,
+                        batch,
+                        k=k,
+                        layout=layout,
+                        num_tokens=new_tokens,
+                        epsilon=epsilon,
+                        report=say,
+                    )
+                )
+        width = max(widths) + FIXED_WIDTH_PREFILL
+        some = prompts[::FIXED_WIDTH_EVERY]
+        for k, layout in product(ks, Layout):
+            what = f"plain, every pass {width} rows wide"
+            if table.lacks(compared_with=what, k=k, layout=layout.value, batch=1):
+                table.add(
+                    compare_fixed_width(
+                        engine,
+                        some,
+                        what=what,
+                        k=k,
+                        layout=layout,
+                        width=width,
+                        num_tokens=new_tokens,
+                        report=say,
+                    )
+                )
+    sys.exit(table.verdict())
+
+
+class Table:
+    """The rows so far, written after each one; rows already in the file are not made again."""
+
+    def __init__(self, path: Path, *, command: str) -> None:
+        self._path = path
+        self._command = command
+        self.facts: dict[str, Any] = {}
+        self._rows: list[dict[str, Any]] = []
+        self._excuses: list[str] = []
+        if path.exists():
+            earlier = read_result(path)
+            if earlier.command == command:
+                self._rows = list(earlier.rows)
+                self._excuses = earlier.facts["excuses"]
+                say(f"{path} has {len(self._rows)} rows of this command already")
+
+    def lacks(self, **key: str | int) -> bool:
+        """Whether no row has these values."""
+        return not any(key.items() <= row.items() for row in self._rows)
+
+    def add(self, tally: Tally) -> None:
+        """Add a row, and write the file."""
+        row = as_row(tally)
+        say(", ".join(f"{key} {value}" for key, value in row.items()))
+        self._rows.append(row)
+        self._excuses += tally.excuses
+        self.facts |= {
+            "tokens": self._total("tokens"),
+            "excused": self._total("excused"),
+            "excused_limit": EXCUSED_SHARE_LIMIT_FP32,
+            "different": self._total("different"),
+            "excuses": self._excuses,
+        }
+        write_result(
+            self._path, command=self._command, columns=COLUMNS, rows=self._rows, facts=self.facts
+        )
+
+    def _total(self, key: str) -> int:
+        return sum(int(row[key]) for row in self._rows)
+
+    def verdict(self) -> int:
+        """Say the totals; 0 when every difference is excused and excuses are rare enough."""
+        tokens, excused, different = map(self._total, ("tokens", "excused", "different"))
+        say(f"{tokens} tokens compared, {excused} near-ties, {different} different: {self._path}")
+        return int(different > 0 or excused > tokens * EXCUSED_SHARE_LIMIT_FP32)
+
+
+def as_row(tally: Tally) -> dict[str, Any]:
+    """One row of the table."""
+    return {
+        "compared_with": tally.what,
+        "k": tally.k,
+        "layout": tally.layout,
+        "batch": tally.batch,
+        "prompts": tally.prompts,
+        "tokens": tally.tokens,
+        "equal": tally.equal,
+        "excused": tally.excused,
+        "different": tally.different,
+        "tokens_per_pass": tally.tokens_per_pass,
+    }
+
+
+if __name__ == "__main__":
+    main()

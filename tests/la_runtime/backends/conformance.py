@@ -1,0 +1,223 @@
+"""What every backend must do. A backend's test module inherits `BackendConformance`.
+
+Each test compares incremental work over a cache with one fresh causal pass over the same tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from la_runtime.backends.base import Backend, CacheSizing, CacheState, Outputs
+from la_runtime.block import Part, make_step_inputs
+from la_runtime.layout import Group, make_rows
+
+CONTEXT = 1000
+ALL = Outputs.TOP | Outputs.LOGSUMEXP | Outputs.LOGITS
+
+
+def run(
+    backend: Backend,
+    state: CacheState,
+    tokens: Sequence[Sequence[int] | None],
+    *,
+    parents: tuple[int, ...] = (),
+    groups: tuple[Group, ...] = (),
+    width: int = 1,
+    outputs: Outputs = ALL,
+):
+    """One block: per sequence its tokens (the last `len(parents)` are drafts), all rows scored."""
+    parts = [
+        None
+        if token_ids is None
+        else Part(
+            rows=make_rows(len(token_ids) - len(parents), parents, groups),
+            token_ids=tuple(token_ids),
+            scored_from=0,
+        )
+        for token_ids in tokens
+    ]
+    inputs = make_step_inputs(
+        parts, state, backend.contract, context=CONTEXT, widths=(width,), outputs=outputs
+    )
+    return backend.forward(state, inputs)
+
+
+def fresh_logits(backend: Backend, token_ids: Sequence[int]) -> np.ndarray:
+    """[tokens, vocab_size] logits of one causal pass over an empty cache."""
+    state = backend.allocate(1, CacheSizing.STEPPED)
+    logits = run(backend, state, [token_ids]).logits()[0].copy()
+    state.close()
+    return logits
+
+
+class BackendConformance:
+    """Subclasses give a `backend` fixture and their tolerance."""
+
+    tolerance: float
+
+    @pytest.fixture
+    def tokens(self, backend: Backend) -> list[int]:
+        rng = np.random.default_rng(7)
+        return [int(t) for t in rng.integers(0, backend.contract.vocab_size, size=40)]
+
+    def close_to(self, found: np.ndarray, expected: np.ndarray) -> None:
+        np.testing.assert_allclose(found, expected, rtol=0, atol=self.tolerance)
+
+    def test_a_new_cache_is_empty(self, backend):
+        state = backend.allocate(3, CacheSizing.STEPPED)
+
+        assert state.lengths.tolist() == [0, 0, 0]
+        assert state.past_len == 0
+
+    @pytest.mark.parametrize("sizing", CacheSizing)
+    @pytest.mark.parametrize("split", [(40,), (1, 39), (13, 1, 1, 25), (1,) * 40])
+    def test_any_split_into_passes_gives_the_logits_of_one_pass(
+        self, backend, tokens, sizing, split
+    ):
+        expected = fresh_logits(backend, tokens)
+        state = backend.allocate(1, sizing)
+        start = 0
+        for size in split:
+            found = run(backend, state, [tokens[start : start + size]]).logits()[0]
+            self.close_to(found, expected[start : start + size])
+            backend.commit(state, [range(size)])
+            start += size
+            assert state.lengths.tolist() == [start]
+            assert state.past_len >= start
+            assert sizing is CacheSizing.STEPPED or state.past_len == start
+
+    def test_rows_that_are_not_committed_leave_no_trace(self, backend, tokens):
+        expected = fresh_logits(backend, tokens)
+        state = backend.allocate(1, CacheSizing.STEPPED)
+        for position in range(0, 40, 2):
+            wrong = (tokens[position] + 1) % backend.contract.vocab_size
+            run(backend, state, [[tokens[position], wrong, wrong]], groups=(Group(0, 1),))
+            backend.commit(state, [(0,)])
+            found = run(backend, state, [tokens[position + 1 : position + 2]]).logits()[0]
+            self.close_to(found, expected[position + 1 : position + 2])
+            backend.commit(state, [(0,)])
+
+    def test_a_path_through_a_tree_is_committed_in_order(self, backend, tokens):
+        """Root, then 1 and 2 behind it, 3 behind 2, 4 behind 1, 5 behind 3: keep 0, 2, 3, 5."""
+        vocab_size = backend.contract.vocab_size
+        other = [(t + 1) % vocab_size for t in tokens]
+        state = backend.allocate(1, CacheSizing.STEPPED)
+        rows = [tokens[0], other[1], tokens[1], tokens[2], other[2], tokens[3]]
+        found = run(backend, state, [rows], parents=(0, 0, 2, 1, 3)).logits()[0]
+        expected = fresh_logits(backend, tokens)
+        self.close_to(found[[0, 2, 3, 5]], expected[:4])
+        backend.commit(state, [(0, 2, 3, 5)])
+
+        after = run(backend, state, [tokens[4:6]]).logits()[0]
+
+        self.close_to(after, expected[4:6])
+
+    def test_sequences_of_a_ragged_batch_do_not_touch_each_other(self, backend, tokens):
+        lengths = (3, 17, 1)
+        state = backend.allocate(3, CacheSizing.STEPPED)
+        prompts = [tokens[:length] for length in lengths]
+        found = run(backend, state, prompts, width=20).logits()
+        for sequence, prompt in enumerate(prompts):
+            self.close_to(found[sequence, : len(prompt)], fresh_logits(backend, prompt))
+        backend.commit(state, [range(length) for length in lengths])
+        assert state.lengths.tolist() == list(lengths)
+
+        nexts = [tokens[length : length + 2] for length in lengths]
+        after = run(backend, state, [nexts[0], None, nexts[2]]).logits()
+
+        for sequence in (0, 2):
+            expected = fresh_logits(backend, tokens[: lengths[sequence] + 2])[-2:]
+            self.close_to(after[sequence, :2], expected)
+        backend.commit(state, [range(2), (), range(1)])
+        assert state.lengths.tolist() == [5, 17, 2]
+
+    def test_keep_drops_and_reorders_sequences(self, backend, tokens):
+        state = backend.allocate(3, CacheSizing.STEPPED)
+        prompts = [tokens[:5], tokens[5:9], tokens[9:16]]
+        run(backend, state, prompts)
+        backend.commit(state, [range(len(prompt)) for prompt in prompts])
+
+        state.keep([2, 0])
+
+        assert state.lengths.tolist() == [7, 5]
+        found = run(backend, state, [tokens[:2], tokens[:2]]).logits()
+        for sequence, prompt in enumerate((prompts[2], prompts[0])):
+            expected = fresh_logits(backend, prompt + tokens[:2])[-2:]
+            self.close_to(found[sequence], expected)
+
+    def test_two_caches_are_independent(self, backend, tokens):
+        expected = fresh_logits(backend, tokens)
+        one, two = (backend.allocate(1, CacheSizing.STEPPED) for _ in range(2))
+        for position in range(6):
+            for state in (one, two):
+                found = run(backend, state, [tokens[position : position + 1]]).logits()[0]
+                self.close_to(found, expected[position : position + 1])
+                backend.commit(state, [(0,)])
+
+    def test_lookahead_vectors_change_no_verified_logit(self, backend, tokens):
+        """Bit for bit: the same shapes, other vectors."""
+        contract = backend.contract
+        rng = np.random.default_rng(3)
+        groups = (Group(0, contract.k_max), Group(2, 1))
+        verified, slots = [], []
+        for _ in range(2):
+            vectors = rng.normal(size=(contract.k_max, contract.hidden_size))
+            backend.set_lookahead_embeddings(vectors.astype(contract.compute_dtype))
+            state = backend.allocate(1, CacheSizing.STEPPED)
+            logits = run(backend, state, [tokens[:12]], parents=(0, 1), groups=groups).logits()[0]
+            verified.append(logits[:12].copy())
+            slots.append(logits[12:].copy())
+
+        assert np.array_equal(verified[0], verified[1])
+        assert not np.array_equal(slots[0], slots[1])
+
+    def test_top_and_logsumexp_describe_the_logits(self, backend, tokens):
+        state = backend.allocate(1, CacheSizing.STEPPED)
+        scores = run(backend, state, [tokens])
+        logits = scores.logits()[0]
+        ids, top_logits = (part[0] for part in scores.top())
+        order = np.argsort(-logits, axis=1, kind="stable")[:, : backend.contract.top_c]
+
+        assert np.array_equal(ids, order)
+        assert np.array_equal(top_logits, np.take_along_axis(logits, order, axis=1))
+        expected = np.log(np.exp(logits.astype(np.float64)).sum(axis=1))
+        np.testing.assert_allclose(scores.logsumexp()[0], expected, rtol=1e-5, atol=1e-5)
+
+    def test_asking_for_less_gives_the_same(self, backend, tokens):
+        state = backend.allocate(1, CacheSizing.STEPPED)
+        ids = run(backend, state, [tokens]).top()[0].copy()
+
+        assert np.array_equal(run(backend, state, [tokens], outputs=Outputs.TOP).top()[0], ids)
+
+    def test_a_pass_without_scores_still_gives_its_keys_and_values(self, backend, tokens):
+        state = backend.allocate(1, CacheSizing.STEPPED)
+        run(backend, state, [tokens[:30]], outputs=Outputs.NONE)
+        backend.commit(state, [range(30)])
+
+        found = run(backend, state, [tokens[30:]]).logits()[0]
+
+        self.close_to(found, fresh_logits(backend, tokens)[30:])
+
+    def test_the_cache_grows_over_many_steps(self, backend):
+        rng = np.random.default_rng(5)
+        long = [int(t) for t in rng.integers(0, backend.contract.vocab_size, size=400)]
+        state = backend.allocate(1, CacheSizing.STEPPED)
+        for start in range(0, 400, 25):
+            found = run(backend, state, [long[start : start + 25]]).logits()[0, -1].copy()
+            backend.commit(state, [range(25)])
+
+        self.close_to(found, fresh_logits(backend, long)[-1])
+        assert state.past_len <= 400 + max(128, 0.12 * 400)
+
+    def test_a_closed_cache_leaves_others_alone(self, backend, tokens):
+        closed, kept = (backend.allocate(1, CacheSizing.STEPPED) for _ in range(2))
+        run(backend, kept, [tokens[:9]])
+        backend.commit(kept, [range(9)])
+        closed.close()
+
+        found = run(backend, kept, [tokens[9:]]).logits()[0]
+
+        self.close_to(found, fresh_logits(backend, tokens)[9:])

@@ -1,0 +1,16 @@
+"""The toy backend keeps the seam's promises exactly."""
+
+from __future__ import annotations
+
+import pytest
+
+from la_runtime.backends.fake import FakeBackend
+from tests.la_runtime.backends.conformance import BackendConformance
+
+
+class TestFake(BackendConformance):
+    tolerance = 0.0
+
+    @pytest.fixture
+    def backend(self):
+        return FakeBackend(vocab_size=19, k_max=4)

@@ -1,0 +1,213 @@
+"""`la-runtime generate`, run in-process and, where signals matter, as a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import asdict
+
+import pytest
+from click.testing import CliRunner
+
+from la_runtime.bundle import GRAPH_PATH, MANIFEST_NAME
+from la_runtime.cli import main
+from la_runtime.errors import ExitCode
+
+PROMPT = "The cat sat"
+
+
+def run(*arguments, stdin=b""):
+    return CliRunner().invoke(main, ["generate", *map(str, arguments)], input=stdin)
+
+
+def test_text_goes_to_stdout_and_statistics_to_stderr(tiny_bundle, engine):
+    expected = engine.generate(PROMPT, k=2, max_new_tokens=12)
+
+    result = run(tiny_bundle, "--prompt", PROMPT, "--k", 2, "--max-new-tokens", 12, "--stats")
+
+    assert result.exit_code == ExitCode.DONE
+    assert result.stdout == expected.text + "\n"
+    for line in (
+        f"prompt tokens {expected.stats.prompt_tokens}",
+        "new tokens 12 (ended by: length)",
+        f"passes {expected.stats.passes} (1 of them prefill)",
+        f"tokens per pass {expected.stats.tokens_per_pass:.2f}",
+        f"position 1 {expected.stats.accepted[0]} of {expected.stats.drafted[0]} accepted",
+    ):
+        assert line in re.sub(" +", " ", result.stderr)
+
+
+def test_json_has_the_fields_of_the_api(tiny_bundle, engine):
+    expected = engine.generate(PROMPT, chat=True, k=4, layout="full", max_new_tokens=9)
+
+    result = run(
+        tiny_bundle, "--prompt", PROMPT, "--chat", "--layout", "full", "--max-new-tokens", 9,
+        "--json",
+    )  # fmt: skip
+
+    record = json.loads(result.stdout)
+    times = {"ttft_s", "decode_s"}
+    stats = {key: value for key, value in asdict(expected.stats).items() if key not in times}
+    assert {key: record[key] for key in ("text", "token_ids", "finish_reason")} == {
+        "text": expected.text,
+        "token_ids": list(expected.token_ids),
+        "finish_reason": "length",
+    }
+    found = record["stats"]
+    assert {key: found[key] for key in stats} == json.loads(json.dumps(stats))
+    assert found["tokens_per_pass"] == expected.stats.tokens_per_pass
+    assert found["tokens_per_s"] > 0
+    assert found["ttft_s"] > 0
+
+
+def test_the_prompt_may_come_from_a_file_or_stdin(tiny_bundle, tmp_path):
+    file = tmp_path / "prompt.txt"
+    file.write_text(PROMPT, encoding="utf-8")
+    options = (tiny_bundle, "--max-new-tokens", 4)
+
+    said = run(*options, "--prompt", PROMPT).stdout
+
+    assert run(*options, "--prompt-file", file).stdout == said
+    assert run(*options, stdin=PROMPT.encode()).stdout == said
+
+
+def test_threshold_reports_agreement(tiny_bundle):
+    result = run(
+        tiny_bundle, "--prompt", PROMPT, "--select", "threshold", "--tau", 0, "--stats",
+        "--max-new-tokens", 20,
+    )  # fmt: skip
+
+    assert result.exit_code == ExitCode.DONE
+    assert re.search(r"agreement +\d+\.\d% of 12 emitted proposals", result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--k", "-1"], ExitCode.USAGE, "error: k must be 0 or more, got -1"),
+        (["--k", "5"], ExitCode.USAGE, "largest this bundle was built for, 4; got 5"),
+        (["--select", "threshold", "--tau", "1.5"], ExitCode.USAGE, "tau must be a probability"),
+        (["--select", "threshold"], ExitCode.USAGE, "needs tau"),
+        (["--tau", "0.5"], ExitCode.USAGE, "tau is for select 'threshold' only"),
+        (
+            ["--select", "threshold", "--tau", "0.5", "--layout", "full"],
+            ExitCode.USAGE,
+            "layout 'full' is for select 'exact' only",
+        ),
+        (["--layout", "wide"], ExitCode.USAGE, "'wide' is not one of 'root-only', 'full'"),
+        (["--max-new-tokens", "0"], ExitCode.USAGE, "max_new_tokens must be at least 1"),
+        (["--threads", "-2"], ExitCode.USAGE, "threads must be at least 0, got -2"),
+        (["--prompt-file", "absent"], ExitCode.USAGE, "'absent' does not exist"),
+    ],
+)
+def test_bad_options_have_their_own_message(tiny_bundle, arguments, code, message):
+    result = run(tiny_bundle, "--prompt", PROMPT, *arguments)
+
+    assert result.exit_code == code
+    assert message in result.stderr
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--prompt", ""], []], ids=["option", "stdin"])
+def test_an_empty_prompt_is_refused(tiny_bundle, arguments):
+    result = run(tiny_bundle, *arguments)
+
+    assert result.exit_code == ExitCode.USAGE
+    assert "the prompt is empty" in result.stderr
+
+
+def test_a_prompt_longer_than_the_context_says_both_lengths(tiny_bundle, engine):
+    context = engine.bundle.manifest.model.context
+    length = len(engine.encode("One " * context))
+
+    result = run(tiny_bundle, "--prompt", "One " * context)
+
+    assert result.exit_code == ExitCode.USAGE
+    assert f"has {length} tokens, but the context of {context}" in result.stderr
+
+
+def test_invalid_utf8_names_the_byte(tiny_bundle, tmp_path):
+    content = b"ok \xff\xfe"
+    file = tmp_path / "latin"
+    file.write_bytes(content)
+
+    for result, source in (
+        (run(tiny_bundle, stdin=content), "standard input"),
+        (run(tiny_bundle, "--prompt-file", file), str(file)),
+    ):
+        assert result.exit_code == ExitCode.USAGE
+        assert f"{source} is not valid UTF-8: byte 3 is 0xff" in result.stderr
+
+
+def test_two_prompts_are_refused(tiny_bundle, tmp_path):
+    (tmp_path / "p").write_text("x")
+
+    result = run(tiny_bundle, "--prompt", PROMPT, "--prompt-file", tmp_path / "p")
+
+    assert result.exit_code == ExitCode.USAGE
+    assert "not both" in result.stderr
+
+
+def test_damaged_bundles_have_their_own_message(tiny_bundle, tmp_path):
+    def copy(name):
+        return shutil.copytree(tiny_bundle, tmp_path / name)
+
+    flipped = copy("flipped")
+    content = bytearray((flipped / GRAPH_PATH).read_bytes())
+    content[100] ^= 1
+    (flipped / GRAPH_PATH).write_bytes(content)
+    missing = copy("missing")
+    (missing / "tokenizer.json").unlink()
+    newer = copy("newer")
+    manifest = json.loads((newer / MANIFEST_NAME).read_text())
+    (newer / MANIFEST_NAME).write_text(json.dumps(manifest | {"schema_version": "9.0"}))
+    outside = copy("outside")
+    files = manifest["files"] | {"../x": manifest["files"][GRAPH_PATH]}
+    (outside / MANIFEST_NAME).write_text(json.dumps(manifest | {"files": files}))
+
+    for bundle, code, message in (
+        (flipped, ExitCode.FAILED, "is damaged: onnx/model.onnx has sha256"),
+        (missing, ExitCode.FAILED, "is incomplete: tokenizer.json is missing"),
+        (newer, ExitCode.FAILED, "upgrade the package or rebuild"),
+        (outside, ExitCode.FAILED, "must be relative and stay inside the bundle"),
+        (tmp_path / "absent", ExitCode.USAGE, "no bundle at"),
+        (tmp_path, ExitCode.FAILED, "is not a bundle"),
+    ):
+        result = run(bundle, "--prompt", PROMPT)
+        assert (result.exit_code, result.stdout) == (code, "")
+        assert message in result.stderr
+        assert result.stderr.count("\n") == 1
+
+
+def test_ctrl_c_ends_generation_with_130(tiny_bundle):
+    """A process that has printed its first text is interrupted; it ends at once and says so."""
+    process = subprocess.Popen(
+        [
+            sys.executable, "-c", "from la_runtime.cli import main; main()", "generate",
+            str(tiny_bundle), "--prompt", PROMPT, "--ignore-eos", "--max-new-tokens", "480",
+            "--threads", "1",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+
+    assert process.returncode == ExitCode.INTERRUPTED
+    assert stderr.decode().strip() == "interrupted"
+
+
+def test_version_is_the_distributions():
+    result = CliRunner().invoke(main, ["--version"])
+
+    assert result.exit_code == ExitCode.DONE
+    assert re.fullmatch(r"la-runtime, version \d+\.\d+\.\d+\n", result.stdout)

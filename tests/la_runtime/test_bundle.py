@@ -1,0 +1,296 @@
+"""Opening and writing bundles; the files inside are arbitrary bytes."""
+
+from __future__ import annotations
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+
+from la_runtime.bundle import (
+    GRAPH_PATH,
+    LOOKAHEAD_PATH,
+    MANIFEST_NAME,
+    LookaheadFacts,
+    Manifest,
+    ModelFacts,
+    RopeFacts,
+    open_bundle,
+    seal_bundle,
+    write_bundle,
+)
+from la_runtime.contract import Contract
+from la_runtime.digests import DigestCheck, digest_cache_path
+from la_runtime.errors import (
+    BundleError,
+    BundleVersionError,
+    DigestError,
+    ExitCode,
+    HostError,
+    UsageError,
+)
+from la_runtime.layout import GroupMask
+
+GRAPH_BYTES = b"graph" * 1000
+
+
+def make_manifest() -> Manifest:
+    return Manifest(
+        schema_version="1.0",
+        contract=Contract(
+            num_layers=1,
+            num_kv_heads=1,
+            head_dim=2,
+            hidden_size=2,
+            vocab_size=9,
+            k_max=2,
+            top_c=8,
+        ),
+        model=ModelFacts(
+            name="toy",
+            family="llama",
+            source="toy",
+            revision="none",
+            source_quantization="none",
+            source_digest="0" * 64,
+            num_parameters=1,
+            num_attention_heads=1,
+            context=16,
+            rope=RopeFacts(kind="default", theta=10_000.0),
+            sliding_window=None,
+            tied_embeddings=True,
+            bos_token_id=None,
+            eos_token_ids=(2,),
+        ),
+        precision="fp32",
+        lookahead_lengths=(2,),
+        graph=GRAPH_PATH,
+        lookahead=LookaheadFacts(
+            path=LOOKAHEAD_PATH, origin="untuned", group_mask=GroupMask.STRICT
+        ),
+        recipe={},
+        built_with={},
+        created_utc="2026-01-01T00:00:00Z",
+        checks=(),
+        files={},
+    )
+
+
+def write_toy_bundle(destination: Path, graph: bytes = GRAPH_BYTES) -> Path:
+    with write_bundle(destination) as work:
+        (work / GRAPH_PATH).parent.mkdir()
+        (work / GRAPH_PATH).write_bytes(graph)
+        (work / LOOKAHEAD_PATH).write_bytes(b"vectors")
+        seal_bundle(work, make_manifest())
+    return destination
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return write_toy_bundle(tmp_path / "toy")
+
+
+def edit_manifest(bundle: Path, edit) -> None:
+    path = bundle / MANIFEST_NAME
+    record = json.loads(path.read_text())
+    edit(record)
+    path.write_text(json.dumps(record))
+
+
+def test_a_written_bundle_opens_with_what_was_written(bundle):
+    opened = open_bundle(bundle)
+
+    files = {GRAPH_PATH, LOOKAHEAD_PATH}
+    assert set(opened.manifest.files) == files
+    assert opened.manifest.model_copy(update={"files": {}}) == make_manifest()
+    assert opened.path(GRAPH_PATH).read_bytes() == GRAPH_BYTES
+    assert not list(bundle.parent.glob(".*")), "nothing is left beside it"
+
+
+@pytest.mark.parametrize("digests", DigestCheck)
+@pytest.mark.parametrize("place", [0, 2500, -1])
+def test_a_flipped_byte_is_found(bundle, place, digests, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    open_bundle(bundle, digests=digests)
+    graph = bytearray(GRAPH_BYTES)
+    graph[place] ^= 1
+    (bundle / GRAPH_PATH).write_bytes(graph)
+
+    with pytest.raises(DigestError, match=r"onnx/model.onnx has sha256 \w{12}") as caught:
+        open_bundle(bundle, digests=digests)
+    assert caught.value.exit_code == ExitCode.FAILED
+
+
+def test_cached_digests_are_not_computed_again(bundle, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    open_bundle(bundle, digests=DigestCheck.CACHED)
+
+    def refuse(path):
+        raise AssertionError(f"{path} was hashed again")
+
+    monkeypatch.setattr("la_runtime.digests.hash_file", refuse)
+
+    open_bundle(bundle, digests=DigestCheck.CACHED)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"x": 1}'])
+def test_an_unreadable_digest_cache_is_ignored(bundle, monkeypatch, tmp_path, content):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    digest_cache_path().parent.mkdir(parents=True)
+    digest_cache_path().write_bytes(content)
+
+    open_bundle(bundle, digests=DigestCheck.CACHED)
+
+
+def test_a_missing_file_is_named(bundle):
+    (bundle / LOOKAHEAD_PATH).unlink()
+
+    with pytest.raises(BundleError, match=r"incomplete: lookahead.safetensors is missing"):
+        open_bundle(bundle)
+
+
+@pytest.mark.parametrize("place", [("schema_version",), ("contract", "version")])
+def test_a_newer_major_version_is_refused_before_its_keys_are_read(bundle, place):
+    def edit(record):
+        target = record
+        for key in place[:-1]:
+            target = target[key]
+        target[place[-1]] = "2.0"
+        record["a key of version 2"] = True
+
+    edit_manifest(bundle, edit)
+
+    with pytest.raises(BundleVersionError, match=r"version 2.0.*reads version 1\.x: upgrade"):
+        open_bundle(bundle)
+
+
+def test_a_newer_minor_version_opens(bundle):
+    edit_manifest(bundle, lambda record: record.update(schema_version="1.7"))
+
+    open_bundle(bundle)
+
+
+@pytest.mark.parametrize(
+    "path", ["../secret", "/etc/passwd", "onnx/../../secret", "C:/secret", "a\\b", ""]
+)
+def test_a_path_outside_the_bundle_is_refused(bundle, path):
+    def edit(record):
+        record["files"][path] = {"sha256": "0" * 64, "bytes": 1}
+
+    edit_manifest(bundle, edit)
+
+    with pytest.raises(BundleError, match=r"malformed: files.*stay inside the bundle"):
+        open_bundle(bundle)
+
+
+def test_a_link_out_of_the_bundle_is_refused(bundle, tmp_path):
+    outside = tmp_path / "outside"
+    outside.write_bytes(GRAPH_BYTES)
+    (bundle / GRAPH_PATH).unlink()
+    (bundle / GRAPH_PATH).symlink_to(outside)
+
+    with pytest.raises(BundleError, match=r"unsafe: onnx/model.onnx links to .*outside"):
+        open_bundle(bundle)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda record: record.update(extra=1), "extra: Extra inputs are not permitted"),
+        (lambda record: record["contract"].update(extra=1), "contract.extra: Unexpected"),
+        (lambda record: record.pop("model"), "model: Field required"),
+        (lambda record: record["contract"].update(k_max=0), "k_max must be at least 1, got 0"),
+        (lambda record: record.update(schema_version="one"), "schema version is 'one'"),
+        (lambda record: record.pop("contract"), "contract version is None"),
+        (
+            lambda record: record["files"][GRAPH_PATH].update(sha256="short"),
+            "sha256: String should match pattern",
+        ),
+    ],
+)
+def test_a_malformed_manifest_is_refused_with_its_place(bundle, edit, message):
+    edit_manifest(bundle, edit)
+
+    with pytest.raises(BundleError, match=message):
+        open_bundle(bundle)
+
+
+def test_files_the_manifest_refers_to_must_be_among_those_it_digests(bundle):
+    edit_manifest(bundle, lambda record: record["files"].pop(GRAPH_PATH))
+
+    with pytest.raises(BundleError, match=r"onnx/model.onnx is not among the listed files"):
+        open_bundle(bundle)
+
+
+def test_what_is_no_bundle_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="no bundle at"):
+        open_bundle(tmp_path / "absent")
+    with pytest.raises(BundleError, match="has no manifest.json"):
+        open_bundle(tmp_path)
+    (tmp_path / MANIFEST_NAME).write_text("{")
+    with pytest.raises(BundleError, match="not valid JSON"):
+        open_bundle(tmp_path)
+    (tmp_path / MANIFEST_NAME).write_text("[]")
+    with pytest.raises(BundleError, match="expected a JSON object"):
+        open_bundle(tmp_path)
+
+
+def test_a_rebuild_replaces_the_old_bundle_whole(bundle):
+    (bundle / "stray").write_text("left from the old one")
+
+    write_toy_bundle(bundle, graph=b"new")
+
+    assert open_bundle(bundle).path(GRAPH_PATH).read_bytes() == b"new"
+    assert not (bundle / "stray").exists()
+    assert not list(bundle.parent.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("error", "seen"),
+    [(OSError(errno.ENOSPC, "No space left on device"), HostError)]
+    + [(error, type(error)) for error in (KeyboardInterrupt(), BundleError("failed check"))],
+)
+def test_a_failed_build_leaves_the_old_bundle_and_nothing_else(bundle, error, seen):
+    def fail():
+        with write_bundle(bundle) as work:
+            (work / "half").write_text("written")
+            raise error
+
+    with pytest.raises(seen):
+        fail()
+
+    assert open_bundle(bundle).path(GRAPH_PATH).read_bytes() == GRAPH_BYTES
+    assert [path.name for path in bundle.parent.iterdir()] == [bundle.name]
+
+
+def test_a_full_disk_says_so(bundle):
+    with (
+        pytest.raises(HostError, match=r"No space left on device; nothing was changed") as caught,
+        write_bundle(bundle),
+    ):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert caught.value.exit_code == ExitCode.ENVIRONMENT
+
+
+def test_an_output_that_is_no_bundle_is_refused_and_left_alone(tmp_path):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    (folder / "cat.png").write_bytes(b"cat")
+    file = tmp_path / "file"
+    file.write_bytes(b"cat")
+
+    for destination, what in ((folder, "a folder that is no bundle"), (file, "a file")):
+        with (
+            pytest.raises(UsageError, match=f"exists and is {what}"),
+            write_bundle(destination),
+        ):
+            pass
+
+    assert (folder / "cat.png").read_bytes() == file.read_bytes() == b"cat"
+
+
+def test_an_empty_folder_may_become_a_bundle(tmp_path):
+    (tmp_path / "toy").mkdir()
+
+    open_bundle(write_toy_bundle(tmp_path / "toy"))

@@ -1,0 +1,296 @@
+"""The engine over a tiny random model: the same tokens as transformers, whatever is asked."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from la_export.reference import TorchReference
+from la_export.verify.recording import RecordingBackend
+from la_export.verify.tokens import Verdict, compare_tokens
+from la_runtime import Engine, SamplingParams
+from la_runtime.backends.base import CacheSizing, Outputs
+from la_runtime.block import Part, make_step_inputs
+from la_runtime.bundle import open_bundle
+from la_runtime.decoder import BlockPolicy, Decoder
+from la_runtime.errors import UsageError
+from la_runtime.layout import Layout, make_rows
+from la_runtime.stopping import FinishReason
+
+# fp32 sums in another order; DESIGN's bound for logits and K/V.
+TOLERANCE = 1e-4
+EPSILON = 1e-3
+NUM_TOKENS = 24
+PROMPTS = (
+    "The cat sat on the mat",
+    "One",
+    "A model predicts the next token, and then the next token after that. " * 3,
+    "二 🙂 def f(x):\n    return x",
+    "rain",
+)
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_bundle):
+    return TorchReference.load(str(tiny_bundle.parent / "checkpoint"))
+
+
+def plain_run(engine, prompt):
+    """Plain tokens and the margin of each."""
+    with engine.prefill(prompt, k=0, max_new_tokens=NUM_TOKENS) as state:
+        margins = [*state.first.margins]
+        while state.finish_reason is None:
+            margins += state.step().margins
+        return state.token_ids, margins
+
+
+def assert_same(engine, prompt, found):
+    """Equal tokens, or a first difference at a near-tie."""
+    tokens, margins = plain_run(engine, prompt)
+    comparison = compare_tokens(tokens, margins, found, epsilon=EPSILON)
+    assert comparison.verdict is not Verdict.DIFFERENT, comparison
+
+
+@pytest.mark.parametrize("text", PROMPTS)
+def test_plain_decoding_equals_transformers(engine, reference, text):
+    prompt = engine.encode(text)
+
+    eos = engine.bundle.manifest.model.eos_token_ids
+    assert_same(engine, prompt, reference.generate_greedy(prompt, NUM_TOKENS, eos))
+
+
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_lookahead_decoding_equals_plain_decoding_alone_and_in_ragged_batches(engine, layout, k):
+    prompts = [engine.encode(text) for text in PROMPTS]
+    options = {"k": k, "layout": layout, "max_new_tokens": NUM_TOKENS}
+
+    for prompt, batched in zip(prompts, engine.generate(prompts, **options), strict=True):
+        assert_same(engine, prompt, batched.token_ids)
+        assert_same(engine, prompt, engine.generate(prompt, **options).token_ids)
+
+
+def test_more_prompts_than_the_largest_batch_wait_their_turn(tiny_bundle, engine):
+    texts = list(PROMPTS)
+
+    with Engine.open(tiny_bundle, max_batch=2, threads=1) as narrow:
+        results = narrow.generate(texts, max_new_tokens=5)
+
+    assert [result.stats.prompt_tokens for result in results] == [
+        len(engine.encode(text)) for text in texts
+    ]
+    for text, result in zip(texts, results, strict=True):
+        tokens, margins = plain_run(engine, engine.encode(text))
+        comparison = compare_tokens(tokens[:5], margins, result.token_ids, epsilon=EPSILON)
+        assert comparison.verdict is not Verdict.DIFFERENT
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_at_a_fixed_width_logits_are_equal_bit_for_bit(engine, layout):
+    """Every pass at one width, plain decoding included: no excuse for any difference."""
+    model = engine.bundle.manifest.model
+    policy = BlockPolicy.fixed_width(25, k_max=engine.backend.contract.k_max)
+    for text in PROMPTS:
+        recorded = []
+        for k in (0, 1, 4):
+            recorder = RecordingBackend(engine.backend)
+            decoder = Decoder(recorder, context=model.context, eos_token_ids=())
+            params = SamplingParams(k=k, layout=layout, max_new_tokens=NUM_TOKENS)
+            with decoder.start([engine.encode(text)], [params], policy) as decoding:
+                decoding.prefill()
+                while not decoding.is_done:
+                    decoding.step()
+                recorded.append((decoding.token_ids(0), recorder.logits_at))
+        (plain_tokens, plain_logits), *others = recorded
+        for tokens, logits in others:
+            assert tokens == plain_tokens
+            shared = plain_logits.keys() & logits.keys()
+            assert len(shared) >= NUM_TOKENS - 1
+            assert all(np.array_equal(plain_logits[p], logits[p]) for p in shared)
+
+
+def test_a_fixed_width_engine_decodes_as_any_other(tiny_bundle, engine):
+    with Engine.open(tiny_bundle, fixed_width=32, threads=1) as fixed:
+        for text in PROMPTS[:2]:
+            found = fixed.generate(text, k=4, layout="full", max_new_tokens=NUM_TOKENS)
+            assert_same(engine, engine.encode(text), found.token_ids)
+
+
+def test_each_slots_logits_equal_pytorch_on_prefix_and_one_lookahead_token(engine, reference):
+    """Slot i behind position p is what PyTorch says after [prefix, lookahead token i at p+i]."""
+    vectors = lookahead_vectors(engine)
+    prompt = engine.encode(PROMPTS[0])
+    k = engine.k
+    rows = make_rows(len(prompt), (), Layout.ROOT_ONLY.groups(0, k))
+    logits = one_pass(engine, prompt, rows)
+    last = len(prompt) - 1
+    vocab_size = engine.backend.contract.vocab_size
+    for slot in range(1, k + 1):
+        expected = reference.scores(
+            [*prompt, vocab_size + slot - 1],
+            vectors,
+            position_ids=[*range(len(prompt)), last + slot],
+        )
+        np.testing.assert_allclose(logits[last + slot], expected[-1], rtol=0, atol=TOLERANCE)
+
+
+def lookahead_vectors(engine):
+    """Random vectors bound to the engine, so that slots differ from each other."""
+    contract = engine.backend.contract
+    vectors = np.random.default_rng(1).normal(size=(contract.k_max, contract.hidden_size))
+    vectors = vectors.astype(np.float32)
+    engine.backend.set_lookahead_embeddings(vectors)
+    return vectors
+
+
+def one_pass(engine, prompt, rows):
+    """[rows, vocab_size] logits of one pass over an empty cache."""
+    backend = engine.backend
+    state = backend.allocate(1, CacheSizing.STEPPED)
+    inputs = make_step_inputs(
+        [Part(rows=rows, token_ids=tuple(prompt), scored_from=0)],
+        state,
+        backend.contract,
+        context=engine.bundle.manifest.model.context,
+        widths=(),
+        outputs=Outputs.LOGITS,
+    )
+    return backend.forward(state, inputs).logits()[0]
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_the_committed_cache_equals_a_fresh_full_pass_after_every_step(engine, reference, layout):
+    prompt = engine.encode(PROMPTS[2])
+    decoder = Decoder(engine.backend, context=512, eos_token_ids=())
+    params = SamplingParams(k=4, layout=layout, max_new_tokens=NUM_TOKENS)
+    with decoder.start([prompt], [params]) as decoding:
+        decoding.prefill()
+        while True:
+            cached = int(decoding.cache.lengths[0]) if not decoding.is_done else 0
+            if not cached:
+                break
+            known = [*prompt, *decoding.token_ids(0)][:cached]
+            assert cached == len(prompt) + len(decoding.token_ids(0)) - 1
+            np.testing.assert_allclose(
+                decoding.cache.places[:, 0, :, :cached],
+                reference.key_values(known),
+                rtol=0,
+                atol=TOLERANCE,
+            )
+            decoding.step()
+
+
+def test_streamed_chunks_add_up_to_the_result(engine):
+    for text in PROMPTS:
+        whole = engine.generate(text, max_new_tokens=NUM_TOKENS)
+        with engine.stream(text, max_new_tokens=NUM_TOKENS) as stream:
+            chunks = list(stream)
+        assert "".join(chunk.text for chunk in chunks) == stream.result.text == whole.text
+        assert tuple(t for chunk in chunks for t in chunk.token_ids) == whole.token_ids
+        assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+        assert chunks[-1].finish_reason is whole.finish_reason
+
+
+def test_a_closed_stream_ends(engine):
+    stream = engine.stream(PROMPTS[0])
+    next(stream)
+    stream.close()
+
+    assert list(stream) == []
+    with pytest.raises(UsageError, match="has not finished"):
+        _ = stream.result
+
+
+def test_stepping_gives_what_generating_gives(engine):
+    prompt = engine.encode(PROMPTS[1])
+    whole = engine.generate(prompt, k=2, max_new_tokens=NUM_TOKENS)
+
+    with engine.prefill(prompt, k=2, max_new_tokens=NUM_TOKENS) as state:
+        results = [state.first]
+        while state.finish_reason is None:
+            results.append(state.step())
+        assert state.token_ids == whole.token_ids
+        assert state.stats.passes == whole.stats.passes == len(results)
+        assert sum(result.accepted for result in results) == sum(whole.stats.accepted)
+        with pytest.raises(UsageError, match=r"the sequence has finished \(length\)"):
+            state.step()
+
+
+def test_the_largest_built_k_is_the_default(tiny_bundle, engine):
+    assert engine.k == max(open_bundle(tiny_bundle).manifest.lookahead_lengths)
+    assert engine.generate("One", max_new_tokens=3).stats.k == engine.k
+    assert engine.generate("One", SamplingParams(max_new_tokens=3)).stats.k == engine.k
+    with Engine.open(tiny_bundle, k=1, threads=1) as other:
+        assert other.generate("One", max_new_tokens=3).stats.k == 1
+
+
+def test_generation_ends_at_the_end_token_inside_a_block(engine, tiny_bundle):
+    """The second plain token is declared an end token: everything after it is discarded."""
+    prompt = engine.encode(PROMPTS[0])
+    tokens, _ = plain_run(engine, prompt)
+    end = tokens[6]
+    expected = tokens[: tokens.index(end) + 1]
+    decoder = Decoder(engine.backend, context=512, eos_token_ids=(end,))
+    for layout in Layout:
+        params = SamplingParams(k=4, layout=layout, max_new_tokens=NUM_TOKENS)
+        with decoder.start([prompt], [params]) as decoding:
+            results = [*decoding.prefill()]
+            while not decoding.is_done:
+                results += decoding.step()
+            assert decoding.token_ids(0) == expected
+            assert results[-1][1].finish_reason is FinishReason.EOS
+            ignoring = replace(params, ignore_eos=True)
+        with decoder.start([prompt], [ignoring]) as decoding:
+            decoding.prefill()
+            while not decoding.is_done:
+                decoding.step()
+            assert decoding.token_ids(0) == tokens
+
+
+def test_chat_puts_the_prompt_into_the_template(engine):
+    messages = [{"role": "user", "content": "One"}]
+
+    assert engine.encode("One", chat=True) == engine.encode(messages)
+    assert engine.encode("One", chat=True) != engine.encode("One")
+    text = engine.tokenizer.decode(engine.encode(messages))
+    assert "user\nOne" in text
+
+
+@pytest.mark.parametrize(
+    ("prompt", "options", "message"),
+    [
+        ("", {}, "the prompt is empty"),
+        ([], {}, "the prompt is empty"),
+        (["One", ""], {}, "the prompt is empty"),
+        ("One", {"k": 99}, r"k must be between 0 and .* 4; got 99"),
+        ("One", {"k": -1}, "k must be 0 or more, got -1"),
+        ("One " * 600, {}, r"prompt 0 has \d+ tokens, but the context of \d+"),
+        ([1, 10_000], {}, "holds a token id outside 0"),
+        ("One", {"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
+    ],
+)
+def test_impossible_requests_are_refused(engine, prompt, options, message):
+    with pytest.raises(UsageError, match=message):
+        engine.generate(prompt, **options)
+
+
+def test_params_and_keywords_together_are_refused(engine):
+    with pytest.raises(UsageError, match="params or keywords, not both; got k"):
+        engine.generate("One", SamplingParams(), k=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k": 9}, "got 9"),
+        ({"threads": -1}, "threads must be at least 0, got -1"),
+        ({"max_batch": 0}, "max_batch must be at least 1, got 0"),
+        ({"fixed_width": 4}, "fixed width must be more than k = 4, got 4"),
+        ({"backend": "tpu"}, "unknown backend 'tpu'"),
+    ],
+)
+def test_impossible_engine_options_are_refused(tiny_bundle, options, message):
+    with pytest.raises(UsageError, match=message):
+        Engine.open(tiny_bundle, **options)
