@@ -6,7 +6,10 @@ It does not know what a graph computes.
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import fcntl
+import glob
 import json
 import os
 import shutil
@@ -53,6 +56,9 @@ SCHEMA_VERSION: Final = "1.0"
 MANIFEST_NAME: Final = "manifest.json"
 GRAPH_PATH: Final = "onnx/model.onnx"
 LOOKAHEAD_PATH: Final = "lookahead.safetensors"
+_WORK_SUFFIX: Final = ".partial"
+_AT_FDCWD: Final = -100
+_RENAME_EXCHANGE: Final = 2
 _DISK_ERRORS: Final = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM}
 )
@@ -277,18 +283,20 @@ def write_bundle(destination: Path) -> Iterator[Path]:
     check_destination(destination)
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(destination)
         work = Path(
             tempfile.mkdtemp(
-                prefix=f".{destination.name}.", suffix=".partial", dir=destination.parent
+                prefix=f".{destination.name}.", suffix=_WORK_SUFFIX, dir=destination.parent
             )
         )
     except OSError as error:
         raise _host_error(destination, error) from error
+    claim = _claim(work)
+    assert claim is not None, "nobody else knows this folder"
     try:
         work.chmod(0o755)
         yield work
-        if not (work / MANIFEST_NAME).is_file():
-            raise AssertionError("a bundle was written without its manifest")
+        assert (work / MANIFEST_NAME).is_file(), "a bundle was written without its manifest"
         _swap(work, destination)
     except OSError as error:
         if error.errno in _DISK_ERRORS:
@@ -296,6 +304,27 @@ def write_bundle(destination: Path) -> Iterator[Path]:
         raise
     finally:
         shutil.rmtree(work, ignore_errors=True)
+        os.close(claim)
+
+
+def _claim(work: Path) -> int | None:
+    """A descriptor that marks a working folder as in use until it is closed; None if it is."""
+    descriptor = os.open(work, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _remove_abandoned(destination: Path) -> None:
+    """Remove working folders of builds that were killed; a 7B model leaves 28 GB there."""
+    for work in destination.parent.glob(f".{glob.escape(destination.name)}.*{_WORK_SUFFIX}"):
+        claim = _claim(work)
+        if claim is not None:
+            shutil.rmtree(work, ignore_errors=True)
+            os.close(claim)
 
 
 def check_destination(destination: Path) -> None:
@@ -323,21 +352,24 @@ def _host_error(destination: Path, error: OSError) -> HostError:
 
 
 def _swap(work: Path, destination: Path) -> None:
-    """Put `work` in the place of `destination`; folders cannot be replaced in one call."""
+    """Put `work` in the place of `destination`, and what was there in the place of `work`."""
     if not destination.exists():
         os.replace(work, destination)
-        return
-    retired = Path(
-        tempfile.mkdtemp(prefix=f".{destination.name}.", suffix=".old", dir=destination.parent)
-    )
-    os.replace(destination, retired / "bundle")
-    try:
+    elif not _exchange(work, destination):
+        # Two renames: a kill between them leaves the old bundle whole, under its retired name.
+        retired = work.with_suffix(".old")
+        os.replace(destination, retired)
         os.replace(work, destination)
-    except BaseException:
-        os.replace(retired / "bundle", destination)
-        raise
-    finally:
         shutil.rmtree(retired, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two folders in one step, where the system can (Linux: renameat2)."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    paths = (os.fsencode(one), os.fsencode(other))
+    return bool(rename(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE) == 0)
 
 
 def seal_bundle(work: Path, manifest: Manifest) -> Manifest:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Final, TypeAlias, TypedDict, Unpack, cast, overload
 
 from la_runtime.backends import open_backend
@@ -264,6 +265,10 @@ class Engine:
         """Release the backend."""
         self.backend.close()
 
+    @cached_property
+    def _chat_template(self) -> ChatTemplate:
+        return ChatTemplate.load(self.bundle.root)
+
     def encode(self, prompt: Prompt, *, chat: bool = False) -> tuple[int, ...]:
         """Token ids of a prompt.
 
@@ -281,8 +286,7 @@ class Engine:
                 return tuple(self.tokenizer.encode(prompt, add_special_tokens=True))
             prompt = [{"role": "user", "content": prompt}]
         if _is_messages(prompt):
-            template = ChatTemplate.load(self.bundle.root)
-            text = template.render(
+            text = self._chat_template.render(
                 cast("Sequence[Message]", prompt),
                 add_generation_prompt=True,
                 bos_token=self.tokenizer.bos_token,

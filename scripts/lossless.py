@@ -7,7 +7,7 @@ Ends with exit code 1 if any token differs without excuse.
 
 from __future__ import annotations
 
-import shlex
+import fcntl
 import sys
 import time
 from collections.abc import Sequence
@@ -38,6 +38,7 @@ LONGEST_PROMPT = 900
 EPSILON_TOKENS = 1000
 FIXED_WIDTH_EVERY = 8
 FIXED_WIDTH_PREFILL = 32
+ROW_KEY = ("compared_with", "k", "layout", "batch")
 COLUMNS = [
     Column(key="compared_with", title="Compared with"),
     Column(key="k", title="k"),
@@ -48,6 +49,7 @@ COLUMNS = [
     Column(key="equal", title="Equal"),
     Column(key="excused", title="Near-ties"),
     Column(key="different", title="Different"),
+    Column(key="tokens_per_pass", title="Tokens per pass"),
 ]
 
 
@@ -93,7 +95,8 @@ def main(
     out: Path,
 ) -> None:
     """Make the table and write it."""
-    table = Table(out, command=f".venv/bin/python scripts/lossless.py {shlex.join(sys.argv[1:])}")
+    settings = f"{bundle} --model {model} --per-group {per_group} --new-tokens {new_tokens}"
+    table = Table(out, command=f".venv/bin/python scripts/lossless.py {settings}")
     with Engine.open(bundle, threads=threads, max_batch=RAGGED_BATCH) as engine:
         prompts = pick(engine, per_group)
         say(f"plain decoding of {len(prompts)} prompts")
@@ -111,6 +114,22 @@ def main(
                 return reference.generate_greedy(token_ids, new_tokens, eos)
 
             table.add(compare_reference(runs, generate, epsilon=epsilon, report=say))
+        some = prompts[::FIXED_WIDTH_EVERY]
+        for k, layout in product(ks, Layout):
+            what = "plain, all passes equally wide"
+            if table.lacks(compared_with=what, k=k, layout=layout.value, batch=1):
+                table.add(
+                    compare_fixed_width(
+                        engine,
+                        some,
+                        what=what,
+                        k=k,
+                        layout=layout,
+                        width=layout.max_rows(k) + FIXED_WIDTH_PREFILL,
+                        num_tokens=new_tokens,
+                        report=say,
+                    )
+                )
         for batch, k, layout in product((1, RAGGED_BATCH), ks, Layout):
             if table.lacks(compared_with="plain", k=k, layout=layout.value, batch=batch):
                 table.add(
@@ -125,28 +144,14 @@ def main(
                         report=say,
                     )
                 )
-        width = max(widths) + FIXED_WIDTH_PREFILL
-        some = prompts[::FIXED_WIDTH_EVERY]
-        for k, layout in product(ks, Layout):
-            what = f"plain, every pass {width} rows wide"
-            if table.lacks(compared_with=what, k=k, layout=layout.value, batch=1):
-                table.add(
-                    compare_fixed_width(
-                        engine,
-                        some,
-                        what=what,
-                        k=k,
-                        layout=layout,
-                        width=width,
-                        num_tokens=new_tokens,
-                        report=say,
-                    )
-                )
     sys.exit(table.verdict())
 
 
 class Table:
-    """The rows so far, written after each one; rows already in the file are not made again."""
+    """The rows so far, written after each one; rows already in the file are not made again.
+
+    Several processes may fill one file, each with its own values of k.
+    """
 
     def __init__(self, path: Path, *, command: str) -> None:
         self._path = path
@@ -154,12 +159,14 @@ class Table:
         self.facts: dict[str, Any] = {}
         self._rows: list[dict[str, Any]] = []
         self._excuses: list[str] = []
-        if path.exists():
-            earlier = read_result(path)
-            if earlier.command == command:
+        self._read()
+
+    def _read(self) -> None:
+        if self._path.exists():
+            earlier = read_result(self._path)
+            if earlier.command == self._command:
                 self._rows = list(earlier.rows)
                 self._excuses = earlier.facts["excuses"]
-                say(f"{path} has {len(self._rows)} rows of this command already")
 
     def lacks(self, **key: str | int) -> bool:
         """Whether no row has these values."""
@@ -169,18 +176,27 @@ class Table:
         """Add a row, and write the file."""
         row = as_row(tally)
         say(", ".join(f"{key} {value}" for key, value in row.items()))
-        self._rows.append(row)
-        self._excuses += tally.excuses
-        self.facts |= {
-            "tokens": self._total("tokens"),
-            "excused": self._total("excused"),
-            "excused_limit": EXCUSED_SHARE_LIMIT_FP32,
-            "different": self._total("different"),
-            "excuses": self._excuses,
-        }
-        write_result(
-            self._path, command=self._command, columns=COLUMNS, rows=self._rows, facts=self.facts
-        )
+        with open(self._path.with_suffix(".lock"), "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._read()
+            if not self.lacks(**{key: row[key] for key in ROW_KEY}):
+                return
+            self._rows = sorted([*self._rows, row], key=row_order)
+            self._excuses += tally.excuses
+            self.facts |= {
+                "tokens": self._total("tokens"),
+                "excused": self._total("excused"),
+                "excused_limit": EXCUSED_SHARE_LIMIT_FP32,
+                "different": self._total("different"),
+                "excuses": self._excuses,
+            }
+            write_result(
+                self._path,
+                command=self._command,
+                columns=COLUMNS,
+                rows=self._rows,
+                facts=self.facts,
+            )
 
     def _total(self, key: str) -> int:
         return sum(int(row[key]) for row in self._rows)
@@ -190,6 +206,11 @@ class Table:
         tokens, excused, different = map(self._total, ("tokens", "excused", "different"))
         say(f"{tokens} tokens compared, {excused} near-ties, {different} different: {self._path}")
         return int(different > 0 or excused > tokens * EXCUSED_SHARE_LIMIT_FP32)
+
+
+def row_order(row: dict[str, Any]) -> tuple[bool, str, int, int, str]:
+    """Reference first, then by comparison, batch, k and layout."""
+    return (row["k"] > 0, row["compared_with"], row["batch"], row["k"], row["layout"])
 
 
 def as_row(tally: Tally) -> dict[str, Any]:

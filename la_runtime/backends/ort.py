@@ -70,6 +70,7 @@ class _OrtCache:
         self.lengths = np.zeros(batch, dtype=np.int64)
         self.places = self._make_places(contract, batch, 0)
         self.past: NDArray[np.generic] | None = None  # what is bound as the past
+        self.inputs: StepInputs | None = None
         self.scores: dict[str, NDArray[np.generic]] = {}
         self.block = self.places
         self.bound_outputs: tuple[object, ...] = ()
@@ -243,11 +244,12 @@ class OrtBackend:
         """See `Backend.forward`."""
         assert isinstance(state, _OrtCache)
         binding = state.binding
+        state.inputs = inputs  # the binding borrows their memory
         binding.bind_cpu_input(Name.INPUT_IDS, inputs.input_ids)
         binding.bind_cpu_input(Name.POSITION_IDS, inputs.position_ids)
         binding.bind_cpu_input(Name.ATTENTION_MASK, inputs.attention_mask)
         binding.bind_cpu_input(Name.LOGITS_ROWS, inputs.logits_rows)
-        binding.bind_cpu_input(Name.LOOKAHEAD_EMBEDDINGS, self._lookahead_embeddings)
+        binding.bind_cpu_input(Name.LOOKAHEAD_EMBEDDINGS, self.lookahead_embeddings)
         state.bind_past()
         state.bind_outputs(inputs.input_ids.shape[1], inputs.logits_rows.shape[1], inputs.outputs)
         self.session.run_with_iobinding(binding, self._run_options)
@@ -268,7 +270,7 @@ class OrtBackend:
             raise BundleError(
                 f"lookahead vectors have shape {embeddings.shape}, expected {expected}"
             )
-        self._lookahead_embeddings = np.ascontiguousarray(
+        self.lookahead_embeddings = np.ascontiguousarray(
             embeddings, dtype=np.dtype(self.contract.compute_dtype)
         )
 

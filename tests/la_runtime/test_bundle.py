@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -77,12 +78,16 @@ def make_manifest() -> Manifest:
     )
 
 
+def seal_bundle_of(work: Path, graph: bytes = GRAPH_BYTES) -> None:
+    (work / GRAPH_PATH).parent.mkdir()
+    (work / GRAPH_PATH).write_bytes(graph)
+    (work / LOOKAHEAD_PATH).write_bytes(b"vectors")
+    seal_bundle(work, make_manifest())
+
+
 def write_toy_bundle(destination: Path, graph: bytes = GRAPH_BYTES) -> Path:
     with write_bundle(destination) as work:
-        (work / GRAPH_PATH).parent.mkdir()
-        (work / GRAPH_PATH).write_bytes(graph)
-        (work / LOOKAHEAD_PATH).write_bytes(b"vectors")
-        seal_bundle(work, make_manifest())
+        seal_bundle_of(work, graph)
     return destination
 
 
@@ -226,7 +231,7 @@ def test_files_the_manifest_refers_to_must_be_among_those_it_digests(bundle):
 def test_what_is_no_bundle_is_refused(tmp_path):
     with pytest.raises(UsageError, match="no bundle at"):
         open_bundle(tmp_path / "absent")
-    with pytest.raises(BundleError, match="has no manifest.json"):
+    with pytest.raises(BundleError, match=r"has no manifest\.json"):
         open_bundle(tmp_path)
     (tmp_path / MANIFEST_NAME).write_text("{")
     with pytest.raises(BundleError, match="not valid JSON"):
@@ -271,6 +276,46 @@ def test_a_full_disk_says_so(bundle):
     ):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert caught.value.exit_code == ExitCode.ENVIRONMENT
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_a_rebuild_works_where_folders_cannot_be_exchanged(bundle, monkeypatch, can_exchange):
+    if not can_exchange:
+        monkeypatch.setattr("la_runtime.bundle._exchange", lambda one, other: False)
+
+    write_toy_bundle(bundle, graph=b"new")
+
+    assert open_bundle(bundle).path(GRAPH_PATH).read_bytes() == b"new"
+    assert [path.name for path in bundle.parent.iterdir()] == [bundle.name]
+
+
+def test_the_old_bundle_is_at_its_place_at_every_moment_of_a_rebuild(bundle, monkeypatch):
+    """The exchange is one step of the kernel: no rename ever moves the old bundle away."""
+
+    def refuse(source, target):
+        assert Path(source) != bundle, "the old bundle was moved away"
+        return rename(source, target)
+
+    rename = os.replace
+    monkeypatch.setattr("os.replace", refuse)
+
+    write_toy_bundle(bundle, graph=b"new")
+
+    assert open_bundle(bundle).path(GRAPH_PATH).read_bytes() == b"new"
+
+
+def test_the_next_build_removes_what_a_killed_one_left_but_not_a_running_one(bundle):
+    abandoned = bundle.parent / f".{bundle.name}.dead.partial"
+    abandoned.mkdir()
+    (abandoned / "half").write_text("written")
+
+    with write_bundle(bundle) as running:
+        write_toy_bundle(bundle, graph=b"other")
+        assert running.is_dir()
+        assert not abandoned.exists()
+        seal_bundle_of(running)
+
+    assert open_bundle(bundle).path(GRAPH_PATH).read_bytes() == GRAPH_BYTES
 
 
 def test_an_output_that_is_no_bundle_is_refused_and_left_alone(tmp_path):

@@ -167,10 +167,8 @@ def test_the_committed_cache_equals_a_fresh_full_pass_after_every_step(engine, r
     params = SamplingParams(k=4, layout=layout, max_new_tokens=NUM_TOKENS)
     with decoder.start([prompt], [params]) as decoding:
         decoding.prefill()
-        while True:
-            cached = int(decoding.cache.lengths[0]) if not decoding.is_done else 0
-            if not cached:
-                break
+        while not decoding.is_done:
+            cached = int(decoding.cache.lengths[0])
             known = [*prompt, *decoding.token_ids(0)][:cached]
             assert cached == len(prompt) + len(decoding.token_ids(0)) - 1
             np.testing.assert_allclose(

@@ -1,0 +1,1 @@
+"""Compiles a Hugging Face decoder into a bundle for `la_runtime`."""

@@ -1,0 +1,1 @@
+"""Measuring: the prompts, the result files, and the tables made of them."""

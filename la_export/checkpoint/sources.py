@@ -1,0 +1,222 @@
+"""Turns what the user typed for `--model` into files on this machine.
+
+Knows folders, GGUF files, hub ids and known names; knows nothing of what is in the files.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+import importlib.util
+import json
+import re
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from la_export.checkpoint.hub import BIN_PATTERN, SAFETENSORS_PATTERN, download_model
+from la_export.checkpoint.known_models import (
+    KNOWN_MODELS,
+    HubModel,
+    KnownModel,
+    PackagedModel,
+    find_known_model,
+)
+from la_runtime.errors import CheckpointError, HostError, UnknownModelError, UsageError
+
+__all__ = ["ModelSource", "WeightFormat", "find_model"]
+
+_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_LOCAL_REVISION: Final = "local"
+
+
+class WeightFormat(StrEnum):
+    """How the weights are stored."""
+
+    SAFETENSORS = "safetensors"
+    BIN = "bin"
+    GGUF = "gguf"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """Where a model's files are.
+
+    Args:
+        name: short name, for the bundle's folder.
+        origin: what the manifest records as the source; holds no path of this machine.
+        revision: commit, package version, or `local`.
+        folder: the folder with configuration and weights.
+        weight_format: how the weights are stored.
+        weight_files: the weight files, sorted by name.
+    """
+
+    name: str
+    origin: str
+    revision: str
+    folder: Path
+    weight_format: WeightFormat
+    weight_files: tuple[Path, ...]
+
+    @property
+    def gguf_name(self) -> str | None:
+        """File name of a GGUF source, as transformers' `gguf_file` wants it."""
+        return self.weight_files[0].name if self.weight_format is WeightFormat.GGUF else None
+
+
+def find_model(model: str, *, revision: str | None, allow_bin: bool) -> ModelSource:
+    """Find a model's files, downloading from the hub when that is where they are.
+
+    Args:
+        model: known name, folder, `.gguf` file or hub id, tried in this order.
+        revision: hub revision; the known name's pinned commit or `main` when not given.
+        allow_bin: whether pickle-based `.bin` weights may be read (weights only).
+
+    Raises:
+        UnknownModelError: none of those.
+        UsageError: a path that does not exist, or a revision for something not on the hub.
+        CheckpointError: no weights of an allowed kind.
+        HostError: the hub cannot be reached, or a package is not installed.
+    """
+    known = find_known_model(model)
+    path = Path(model).expanduser()
+    if known is not None:
+        return _find_known(known, revision, allow_bin)
+    if path.exists():
+        if revision is not None:
+            raise UsageError(f"--revision {revision} is only for the hub; {model} is a local path")
+        return _find_local(path, allow_bin)
+    if _looks_like_path(model):
+        raise UsageError(f"--model {model}: no such file or folder")
+    if _HUB_ID.fullmatch(model):
+        return _find_on_hub(model, revision or "main", allow_bin)
+    raise _unknown(model)
+
+
+def _looks_like_path(model: str) -> bool:
+    return (
+        model.startswith((".", "/", "~"))
+        or model.endswith((".gguf", ".safetensors", ".bin"))
+        or model.count("/") > 1
+        or "\\" in model
+    )
+
+
+def _unknown(model: str) -> UnknownModelError:
+    names = [entry.name for entry in KNOWN_MODELS]
+    near = difflib.get_close_matches(model.lower(), names, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    return UnknownModelError(
+        f"unknown model {model!r}: {hint}known names are {', '.join(names)}; "
+        "or give a local folder, a .gguf file or a hub id like owner/name"
+    )
+
+
+def _find_known(known: KnownModel, revision: str | None, allow_bin: bool) -> ModelSource:
+    if isinstance(known.place, PackagedModel):
+        if revision is not None:
+            raise UsageError(f"--revision {revision} is only for the hub; {known.name} is packaged")
+        return _find_packaged(known, known.place)
+    place: HubModel = known.place
+    found = _find_on_hub(place.repository, revision or place.revision, allow_bin)
+    return replace(found, name=known.name)
+
+
+def _find_packaged(known: KnownModel, place: PackagedModel) -> ModelSource:
+    spec = importlib.util.find_spec(place.package)
+    folders = list(spec.submodule_search_locations or ()) if spec is not None else []
+    paths = [Path(folder) / place.file_name for folder in folders]
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        raise HostError(
+            f"model {known.name} comes with the package {place.distribution}, which is not "
+            f"installed; run: {place.install}"
+        )
+    return ModelSource(
+        name=known.name,
+        origin=f"{place.distribution}/{place.file_name}",
+        revision=importlib.metadata.version(place.distribution),
+        folder=path.parent,
+        weight_format=WeightFormat.GGUF,
+        weight_files=(path,),
+    )
+
+
+def _find_on_hub(repository: str, revision: str, allow_bin: bool) -> ModelSource:
+    snapshot = download_model(repository, revision, allow_bin=allow_bin)
+    weight_format, weight_files = _find_weights(snapshot.folder, repository, allow_bin)
+    return ModelSource(
+        name=repository.rsplit("/", 1)[1],
+        origin=f"hub:{repository}",
+        revision=snapshot.commit,
+        folder=snapshot.folder,
+        weight_format=weight_format,
+        weight_files=weight_files,
+    )
+
+
+def _find_local(path: Path, allow_bin: bool) -> ModelSource:
+    if path.is_dir():
+        folder = path.resolve()
+        if not (folder / "config.json").is_file():
+            raise CheckpointError(
+                f"{path} has no config.json; expected a Hugging Face model folder"
+            )
+        weight_format, weight_files = _find_weights(folder, str(path), allow_bin)
+        name = folder.name
+    elif path.suffix == ".gguf":
+        folder, weight_format, weight_files = (
+            path.resolve().parent,
+            WeightFormat.GGUF,
+            (path.resolve(),),
+        )
+        name = path.stem
+    else:
+        raise UsageError(
+            f"--model {path} is a file but no .gguf file; give a model folder or a .gguf file"
+        )
+    return ModelSource(
+        name=name,
+        origin=f"local:{path.name}" if path.name else f"local:{name}",
+        revision=_LOCAL_REVISION,
+        folder=folder,
+        weight_format=weight_format,
+        weight_files=weight_files,
+    )
+
+
+def _find_weights(
+    folder: Path, shown: str, allow_bin: bool
+) -> tuple[WeightFormat, tuple[Path, ...]]:
+    safetensors = tuple(sorted(folder.glob(SAFETENSORS_PATTERN)))
+    if safetensors:
+        _check_shards(folder, shown)
+        return WeightFormat.SAFETENSORS, safetensors
+    pickled = tuple(sorted(folder.glob(BIN_PATTERN)))
+    if not pickled:
+        raise CheckpointError(f"{shown} has no weights: expected {SAFETENSORS_PATTERN}")
+    if not allow_bin:
+        raise CheckpointError(
+            f"{shown} has only pickle weights ({pickled[0].name}), which can run code when "
+            "loaded carelessly; convert them to safetensors, or pass --allow-bin to read them "
+            "weights-only"
+        )
+    return WeightFormat.BIN, pickled
+
+
+def _check_shards(folder: Path, shown: str) -> None:
+    """Every shard that the index names must be there."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return
+    try:
+        names = set(json.loads(index.read_bytes())["weight_map"].values())
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{shown}: {index.name} cannot be read ({error})") from error
+    missing = sorted(name for name in names if not (folder / name).is_file())
+    if missing:
+        raise CheckpointError(
+            f"{shown} is incomplete: {len(missing)} of {len(names)} weight files are missing, "
+            f"first {missing[0]}; download it again"
+        )

@@ -1,0 +1,131 @@
+"""Readers of weight files: one tensor at a time, by name, as float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from transformers import PreTrainedModel
+
+from la_runtime.errors import CheckpointError
+
+__all__ = ["BinTensors", "LoadedTensors", "SafetensorsTensors", "StoredTensors", "to_float32"]
+
+
+class StoredTensors(Protocol):
+    """Tensors of a checkpoint, read on demand."""
+
+    def names(self) -> frozenset[str]:
+        """Every tensor there is."""
+        ...
+
+    def load(self, name: str) -> torch.Tensor:
+        """One tensor, in the dtype it is stored in."""
+        ...
+
+
+class SafetensorsTensors:
+    """Tensors in one or more safetensors files; a file is open only while it is read.
+
+    Args:
+        files: the shards.
+
+    Raises:
+        CheckpointError: a file is damaged, or two shards hold the same name.
+    """
+
+    def __init__(self, files: tuple[Path, ...]) -> None:
+        self._file_of: dict[str, Path] = {}
+        for path in files:
+            try:
+                with safe_open(path, framework="pt") as shard:
+                    names = list(shard.keys())
+            except (SafetensorError, OSError) as error:
+                raise CheckpointError(
+                    f"weight file {path.name} cannot be read ({error}); copy it again"
+                ) from error
+            for name in names:
+                if name in self._file_of:
+                    raise CheckpointError(
+                        f"tensor {name} is in both {self._file_of[name].name} and {path.name}; "
+                        "keep one set of weights in the folder"
+                    )
+                self._file_of[name] = path
+
+    def names(self) -> frozenset[str]:
+        """Every tensor of every shard."""
+        return frozenset(self._file_of)
+
+    def load(self, name: str) -> torch.Tensor:
+        """Read one tensor from its shard."""
+        with safe_open(self._file_of[name], framework="pt") as shard:
+            tensor: torch.Tensor = shard.get_tensor(name)
+        return tensor
+
+
+class BinTensors:
+    """Tensors in `.bin` files, mapped from disk and unpickled weights-only.
+
+    Args:
+        files: the shards.
+
+    Raises:
+        CheckpointError: a file holds anything but tensors.
+    """
+
+    def __init__(self, files: tuple[Path, ...]) -> None:
+        self._tensors: dict[str, torch.Tensor] = {}
+        for path in files:
+            try:
+                shard = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+            except Exception as error:
+                raise CheckpointError(
+                    f"weight file {path.name} is not a plain dictionary of tensors "
+                    f"({_first_line(error)}); it was not executed"
+                ) from error
+            if not isinstance(shard, dict):
+                raise CheckpointError(f"weight file {path.name} holds no dictionary of tensors")
+            self._tensors.update(shard)
+
+    def names(self) -> frozenset[str]:
+        """Every tensor of every shard."""
+        return frozenset(self._tensors)
+
+    def load(self, name: str) -> torch.Tensor:
+        """One tensor, still mapped from its file."""
+        return self._tensors[name]
+
+
+class LoadedTensors:
+    """Tensors of a model that is in memory already, as a dequantized GGUF file is.
+
+    Args:
+        model: the whole model.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self._tensors = model.state_dict()
+
+    def names(self) -> frozenset[str]:
+        """Every tensor of the model."""
+        return frozenset(self._tensors)
+
+    def load(self, name: str) -> torch.Tensor:
+        """One of the model's own tensors."""
+        tensor: torch.Tensor = self._tensors[name]
+        return tensor
+
+
+def to_float32(tensor: torch.Tensor) -> NDArray[np.float32]:
+    """The tensor as a NumPy array of float32, without a copy when it is one already."""
+    array: NDArray[np.float32] = tensor.detach().to(torch.float32).contiguous().numpy()
+    return array
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,96 @@
+"""`la-export build`: compile a model into a bundle."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+__all__ = ["build_command"]
+
+
+@click.command("build")
+@click.option(
+    "--model",
+    required=True,
+    metavar="MODEL",
+    help="Folder, .gguf file, hub id (owner/name) or known name such as smollm2-135m.",
+)
+@click.option(
+    "--k",
+    "lookahead_lengths",
+    type=int,
+    multiple=True,
+    default=(4,),
+    show_default=True,
+    metavar="K",
+    help="Lookahead tokens per step; repeat for several. 0 decodes plainly.",
+)
+@click.option(
+    "--precision",
+    type=click.Choice(["fp32"]),
+    default="fp32",
+    show_default=True,
+    help="Arithmetic of the graph.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="The bundle's folder.  [default: engines/<name>]",
+)
+@click.option(
+    "--context",
+    type=int,
+    metavar="N",
+    help="Positions to serve.  [default: the model's own limit]",
+)
+@click.option("--revision", metavar="REV", help="Hub revision: branch, tag or commit.")
+@click.option("--threads", type=int, metavar="N", help="CPU threads for the checks.")
+@click.option("--allow-bin", is_flag=True, help="Read pickle-based .bin weights, weights-only.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress and no table.")
+@click.option("-v", "--verbose", is_flag=True, help="Also show what the libraries log.")
+def build_command(
+    model: str,
+    lookahead_lengths: tuple[int, ...],
+    precision: str,
+    out: Path | None,
+    context: int | None,
+    revision: str | None,
+    threads: int | None,
+    *,
+    allow_bin: bool,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+) -> None:
+    """Compile MODEL into a bundle and check it against PyTorch.
+
+    Prints the bundle's path to stdout; progress and a table of what was made go to stderr.
+    """
+    from la_export.cli.console import StageLines, make_console, quiet_libraries
+
+    console = make_console(quiet=quiet)
+    with StageLines(console) as progress:
+        quiet_libraries(verbose=verbose)
+        from la_export.cli.report import print_report, report_record
+        from la_export.pipeline import BuildOptions, build
+
+        options = BuildOptions(
+            model=model,
+            lookahead_lengths=lookahead_lengths,
+            precision=precision,
+            out=out,
+            context=context,
+            revision=revision,
+            threads=threads,
+            allow_bin=allow_bin,
+        )
+        report = build(options, progress)
+    print_report(report, console)
+    if as_json:
+        click.echo(json.dumps(report_record(report), indent=2))
+    else:
+        click.echo(str(report.bundle))

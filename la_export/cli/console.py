@@ -1,0 +1,108 @@
+"""What commands show on stderr while they work, and how they keep libraries quiet."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from typing import TYPE_CHECKING, Final
+
+from rich.console import Console
+from rich.status import Status
+
+if TYPE_CHECKING:
+    from la_export.pipeline import Stage, StageReport
+
+__all__ = ["StageLines", "format_bytes", "make_console", "make_output_console", "quiet_libraries"]
+
+# Columns when nobody sees them on a screen.
+_FILE_WIDTH: Final = 200
+
+
+def make_console(*, quiet: bool) -> Console:
+    """A console on stderr: plain text unless it is a terminal, silent when `quiet`."""
+    return _fit(Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True))
+
+
+def make_output_console() -> Console:
+    """A console on stdout, for results meant for people."""
+    return _fit(Console(highlight=False, soft_wrap=True))
+
+
+def _fit(console: Console) -> Console:
+    """A file has no width to fold digests and paths at."""
+    if not console.is_terminal:
+        console.width = _FILE_WIDTH
+    return console
+
+
+def quiet_libraries(*, verbose: bool) -> None:
+    """Let only our own lines through, or everything with `verbose`.
+
+    Must run before the heavy libraries are imported: some read the environment then.
+    """
+    if verbose:
+        logging.basicConfig(level=logging.INFO)
+        return
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    warnings.simplefilter("ignore")
+    logging.getLogger("torch").setLevel(logging.ERROR)
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+
+
+class StageLines:
+    """Progress as one line a stage; in a terminal, the running one is shown too.
+
+    Args:
+        console: where to write.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._status: Status | None = None
+
+    def __enter__(self) -> StageLines:
+        self._show("loading libraries")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hide()
+
+    def note(self, text: str) -> None:
+        self._console.print(f"note: {text}")
+
+    def start(self, stage: Stage) -> None:
+        self._show(stage.value)
+
+    def finish(self, report: StageReport) -> None:
+        self._hide()
+        self._console.print(
+            f"  {report.stage.value:<10} {report.seconds:6.1f} s   "
+            f"peak {format_bytes(report.peak_rss_bytes)}"
+        )
+
+    def _show(self, text: str) -> None:
+        self._hide()
+        if self._console.is_terminal and not self._console.quiet:
+            self._status = self._console.status(text)
+            self._status.start()
+
+    def _hide(self) -> None:
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+
+def format_bytes(count: int) -> str:
+    """A size for people: 940 B, 12.3 MB, 1.20 GB."""
+    if count < 1000:
+        return f"{count} B"
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= size:
+            digits = 2 if unit == "GB" else 1
+            return f"{count / size:.{digits}f} {unit}"
+    raise AssertionError("unreachable: every size of 1000 and more has a unit")

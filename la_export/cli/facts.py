@@ -1,0 +1,70 @@
+"""A bundle's manifest as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.table import Table
+
+from la_export.cli.console import format_bytes
+from la_runtime.bundle import Manifest
+from la_runtime.contract import TensorSpec
+
+__all__ = ["print_manifest"]
+
+
+def print_manifest(manifest: Manifest, console: Console) -> None:
+    """Print model facts, contract tensors, checks, files and the tools that made them."""
+    facts = Table("fact", "value")
+    for name, value in _facts(manifest):
+        facts.add_row(name, value)
+    console.print(facts)
+    tensors = Table("tensor", "axes", "dtype", "")
+    for side, specs in (("in", manifest.contract.inputs), ("out", manifest.contract.outputs)):
+        for spec in specs:
+            tensors.add_row(spec.name, _axes(spec), spec.dtype.value, side)
+    console.print(tensors)
+    checks = Table("check", "measured", "allowed", "")
+    for check in manifest.checks:
+        checks.add_row(check.name, f"{check.value:.2g}", f"{check.bound:.2g}", check.detail)
+    console.print(checks)
+    files = Table("file", "size", "sha256")
+    for name, entry in manifest.files.items():
+        files.add_row(name, format_bytes(entry.bytes), entry.sha256)
+    console.print(files)
+    tools = Table("built with", "version")
+    for name, version in manifest.built_with.items():
+        tools.add_row(name, version)
+    console.print(tools)
+
+
+def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    model, contract = manifest.model, manifest.contract
+    yield "model", model.name
+    yield "family", model.family
+    yield "source", f"{model.source} @ {model.revision}"
+    yield "source quantization", model.source_quantization
+    yield "source digest", model.source_digest
+    yield "parameters", f"{model.num_parameters:,}"
+    yield "layers", str(contract.num_layers)
+    yield "heads", f"{model.num_attention_heads}, key/value {contract.num_kv_heads}"
+    yield "head / hidden size", f"{contract.head_dim} / {contract.hidden_size}"
+    yield "vocabulary", str(contract.vocab_size)
+    yield "context", str(model.context)
+    yield "rotary embedding", f"{model.rope.kind}, theta {model.rope.theta:g}"
+    yield "sliding window", str(model.sliding_window or "none")
+    yield "tied embeddings", "yes" if model.tied_embeddings else "no"
+    yield "end tokens", ", ".join(str(token) for token in model.eos_token_ids) or "none"
+    yield "precision", manifest.precision
+    yield "lookahead lengths", ", ".join(str(k) for k in manifest.lookahead_lengths)
+    yield (
+        "lookahead vectors",
+        f"{manifest.lookahead.origin}, {manifest.lookahead.group_mask.value} group mask",
+    )
+    yield "contract", f"version {contract.version}, {contract.cache_form.value} cache"
+    yield "built", manifest.created_utc
+
+
+def _axes(spec: TensorSpec) -> str:
+    return ", ".join(str(axis) for axis in spec.axes)

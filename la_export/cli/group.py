@@ -1,0 +1,48 @@
+"""The command group: turns errors into one line and an exit code."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Any
+
+import click
+
+from la_export.cli.build import build_command
+from la_export.cli.inspect import inspect_command
+from la_runtime.errors import ExitCode, LookaheadError
+
+__all__ = ["main"]
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("lookahead-attention")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+class _Commands(click.Group):
+    """Ends every command with the exit code of what happened."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except LookaheadError as error:
+            click.echo(f"error: {' '.join(str(error).split())}", err=True)
+            ctx.exit(int(error.exit_code))
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(int(ExitCode.INTERRUPTED))
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(_version(), message="la-export %(version)s")
+def main() -> None:
+    """Compile a Hugging Face decoder into a bundle that la-runtime decodes with lookahead."""
+
+
+main.add_command(build_command)
+main.add_command(inspect_command)

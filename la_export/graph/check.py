@@ -1,0 +1,135 @@
+"""Compares a written graph with the contract: names, axes, dtypes, operators, data.
+
+Looks at the file alone. `parity` looks at what it computes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import onnx
+import onnx_ir as ir
+
+from la_export.graph.passes.contract_names import IR_DTYPES
+from la_export.graph.weights import WEIGHTS_FILE
+from la_runtime.bundle import CheckResult
+from la_runtime.contract import Contract, TensorSpec
+from la_runtime.errors import CheckError
+
+__all__ = ["check_graph_file"]
+
+_CONTROL_FLOW: Final = frozenset({"If", "Loop", "Scan"})
+# Larger constants belong into the external file, where they can be mapped.
+_INLINE_BYTES: Final = 1024
+
+
+def check_graph_file(path: Path, contract: Contract) -> CheckResult:
+    """Check a graph file against its contract and with `onnx.checker`.
+
+    Args:
+        path: the written `.onnx` file, external data beside it.
+        contract: what it must keep.
+
+    Returns:
+        A passed check: no problem found.
+
+    Raises:
+        CheckError: the first problem, by name.
+    """
+    try:
+        onnx.checker.check_model(str(path), full_check=True)
+    except onnx.checker.ValidationError as error:
+        raise CheckError(f"{path.name} is refused by onnx.checker: {error}") from error
+    model = ir.load(path)
+    for problem in _problems(model, contract, path.parent):
+        raise CheckError(f"{path.name} breaks the contract: {problem}")
+    nodes = len(model.graph)
+    return CheckResult(
+        name="contract",
+        value=0.0,
+        bound=0.0,
+        detail=f"{nodes} nodes, opset {model.opset_imports['']}",
+    )
+
+
+def _problems(model: ir.Model, contract: Contract, folder: Path) -> Iterator[str]:
+    graph = model.graph
+    yield from _edge_problems("input", graph.inputs, contract.inputs)
+    yield from _edge_problems("output", graph.outputs, contract.outputs)
+    yield from _operator_problems(model)
+    yield from _count_problems(graph, contract)
+    for value in graph.initializers.values():
+        yield from _initializer_problems(value, folder)
+
+
+def _edge_problems(side: str, values: object, specs: tuple[TensorSpec, ...]) -> Iterator[str]:
+    found = [_describe(value) for value in values]  # type: ignore[attr-defined]
+    expected = [
+        (str(spec.name), IR_DTYPES[spec.dtype], tuple(_axis(axis) for axis in spec.axes))
+        for spec in specs
+    ]
+    if [entry[0] for entry in found] != [entry[0] for entry in expected]:
+        missing = sorted({e[0] for e in expected} - {f[0] for f in found})
+        extra = sorted({f[0] for f in found} - {e[0] for e in expected})
+        yield f"{side}s differ: missing {missing}, unexpected {extra}, or their order"
+        return
+    for got, wanted in zip(found, expected, strict=True):
+        if got != wanted:
+            yield f"{side} {wanted[0]} is {got[1:]}, expected {wanted[1:]}"
+
+
+def _describe(value: ir.Value) -> tuple[str, ir.DataType | None, tuple[str, ...]]:
+    axes = () if value.shape is None else tuple(_axis(axis) for axis in value.shape)
+    return str(value.name), value.dtype, axes
+
+
+def _axis(axis: object) -> str:
+    return str(axis.value) if isinstance(axis, ir.SymbolicDim) else str(axis)
+
+
+def _operator_problems(model: ir.Model) -> Iterator[str]:
+    domains = set(model.opset_imports)
+    if domains != {""}:
+        yield f"operator sets {sorted(domains)}, expected the standard one only"
+    for node in model.graph:
+        if node.domain != "":
+            yield f"operator {node.domain}::{node.op_type} is not a standard one"
+        if node.op_type in _CONTROL_FLOW:
+            yield f"operator {node.op_type} is control flow"
+        source = node.inputs[0] if node.inputs else None
+        if node.op_type == "Transpose" and source is not None and source.is_initializer():
+            yield f"weight {source.name} is transposed in the graph"
+
+
+def _count_problems(graph: ir.Graph, contract: Contract) -> Iterator[str]:
+    counts = Counter(node.op_type for node in graph)
+    expected = {
+        "Attention": contract.num_layers,
+        "RotaryEmbedding": 2 * contract.num_layers,
+        "Cos": 1,
+        "Sin": 1,
+    }
+    for operator, count in expected.items():
+        if counts[operator] != count:
+            yield f"{counts[operator]} {operator} operators, expected {count}"
+    norms = 2 * contract.num_layers + 1
+    if counts["RMSNormalization"] < norms:
+        yield f"{counts['RMSNormalization']} RMSNormalization operators, expected {norms} or more"
+
+
+def _initializer_problems(value: ir.Value, folder: Path) -> Iterator[str]:
+    tensor = value.const_value
+    if tensor is None:
+        yield f"initializer {value.name} has no value"
+    elif not isinstance(tensor, ir.ExternalTensor):
+        if tensor.nbytes > _INLINE_BYTES:
+            yield f"initializer {value.name} of {tensor.nbytes} bytes is not in {WEIGHTS_FILE}"
+    elif tensor.location != WEIGHTS_FILE:
+        yield f"initializer {value.name} is in {tensor.location}, expected {WEIGHTS_FILE}"
+    else:
+        size = (folder / WEIGHTS_FILE).stat().st_size
+        if (tensor.offset or 0) + tensor.nbytes > size:
+            yield f"initializer {value.name} ends behind the end of {WEIGHTS_FILE}"

@@ -1,0 +1,130 @@
+"""Traces transformers' own decoder code into a `StepGraph`, under fake tensors.
+
+Nothing of the model's size is ever allocated: parameters are fake, and their real values join
+later, one at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+
+from la_export.graph.attention import ATTENTION_NAME, register_attention
+from la_export.graph.passes.constant_reshapes import make_reshapes_constant
+from la_export.graph.passes.contract_names import name_by_contract
+from la_export.graph.passes.fusion import fuse_norms_and_rotary
+from la_export.graph.passes.initializers import initializers_to_inputs
+from la_export.graph.passes.metadata import strip_metadata
+from la_export.graph.passes.simplify import simplify
+from la_export.graph.passes.tied_head import share_tied_head
+from la_export.graph.passes.weight_transposes import store_weights_transposed
+from la_export.graph.step import DecoderStep
+from la_export.graph.step_graph import StepGraph
+from la_runtime.contract import Axis, Contract, Dtype, TensorSpec
+
+__all__ = ["OPSET_VERSION", "optimize_graph", "trace_model"]
+
+OPSET_VERSION: Final = 23
+_TORCH_DTYPES: Final = {Dtype.INT64: torch.int64, Dtype.FLOAT32: torch.float32}
+# Sizes of the example inputs: all different, so that tracing cannot take two axes for one.
+_EXAMPLE_SIZES: Final = {Axis.BATCH: 2, Axis.BLOCK: 5, Axis.PAST: 7, Axis.KEYS: 12, Axis.ROWS: 3}
+
+
+def trace_model(config: PreTrainedConfig, contract: Contract) -> StepGraph:
+    """Trace one step of a model of this configuration.
+
+    Args:
+        config: a supported configuration, with inactive windows removed.
+        contract: inputs and outputs that the graph will have.
+
+    Returns:
+        The graph as traced: every weight an input, names by the contract.
+    """
+    register_attention()
+    with FakeTensorMode(), _quiet_exporter():
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation=ATTENTION_NAME
+        ).eval()
+        step = DecoderStep(model, contract)
+        with torch.no_grad():
+            exported = torch.export.export(
+                step,
+                tuple(_example(spec) for spec in contract.inputs),
+                dynamic_shapes=_dynamic_shapes(contract),
+                strict=False,
+            )
+        program = torch.onnx.export(
+            exported,
+            dynamo=True,
+            opset_version=OPSET_VERSION,
+            optimize=False,
+            verbose=False,
+            input_names=[str(spec.name) for spec in contract.inputs],
+            output_names=[str(spec.name) for spec in contract.outputs],
+        )
+    assert program is not None, "torch.onnx.export returned no program"
+    return initializers_to_inputs(program.model, contract, _parameter_names(model))
+
+
+def optimize_graph(step_graph: StepGraph) -> None:
+    """Run every pass, in the one order in which they work."""
+    simplify(step_graph)
+    fuse_norms_and_rotary(step_graph)
+    make_reshapes_constant(step_graph)
+    simplify(step_graph)
+    share_tied_head(step_graph)
+    store_weights_transposed(step_graph)
+    simplify(step_graph)
+    name_by_contract(step_graph)
+    strip_metadata(step_graph)
+
+
+def _example(spec: TensorSpec) -> torch.Tensor:
+    sizes = [axis if isinstance(axis, int) else _EXAMPLE_SIZES[axis] for axis in spec.axes]
+    return torch.zeros(sizes, dtype=_TORCH_DTYPES[spec.dtype])
+
+
+def _dynamic_shapes(contract: Contract) -> tuple[object, ...]:
+    """One shared symbol per axis; past tensors arrive through the step's ``*past``."""
+    symbols = {axis: torch.export.Dim(axis.value) for axis in Axis}
+
+    def shape_of(spec: TensorSpec) -> dict[int, object]:
+        return {
+            place: symbols[axis]
+            for place, axis in enumerate(spec.axes)
+            if not isinstance(axis, int)
+        }
+
+    past_names = set(contract.past_names)
+    fixed = tuple(shape_of(spec) for spec in contract.inputs if spec.name not in past_names)
+    past = tuple(shape_of(spec) for spec in contract.inputs if spec.name in past_names)
+    return (*fixed, past)
+
+
+def _parameter_names(model: PreTrainedModel) -> frozenset[str]:
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    return frozenset([*names, *(name for name, _ in model.named_buffers())])
+
+
+@contextmanager
+def _quiet_exporter() -> Iterator[None]:
+    """Keep the exporter's remarks about its own internals away from the user."""
+    exporter_log = logging.getLogger("torch.onnx")
+    level = exporter_log.level
+    exporter_log.setLevel(max(level, logging.ERROR))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("ignore", DeprecationWarning)
+            warnings.simplefilter("ignore", UserWarning)
+            yield
+    finally:
+        exporter_log.setLevel(level)

@@ -1,0 +1,1 @@
+"""Graph passes, one a file. Each changes a `StepGraph` in place and knows no other pass."""

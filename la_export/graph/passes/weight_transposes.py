@@ -1,0 +1,47 @@
+"""Stores weights the way `MatMul` reads them, so that no weight is transposed at load.
+
+ONNX Runtime would fold `Transpose(weight)` when it opens the graph, and hold both copies.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import onnx_ir as ir
+
+from la_export.graph.step_graph import StepGraph, WeightSource
+
+__all__ = ["TRANSPOSED_SUFFIX", "store_weights_transposed"]
+
+TRANSPOSED_SUFFIX: Final = ".transposed"
+_SWAP: Final = [1, 0]
+
+
+def store_weights_transposed(step_graph: StepGraph) -> None:
+    """Replace each `Transpose(weight)` by a weight stored with its axes exchanged."""
+    for name, value in step_graph.weight_values().items():
+        transposes = [node for node in value.consumers() if _is_swap(node)]
+        if not transposes:
+            continue
+        stored = _add_transposed(step_graph, name, value)
+        for node in transposes:
+            node.outputs[0].replace_all_uses_with(stored)
+            step_graph.graph.remove(node, safe=True)
+
+
+def _is_swap(node: ir.Node) -> bool:
+    return node.op_type == "Transpose" and list(node.attributes["perm"].as_ints()) == _SWAP
+
+
+def _add_transposed(step_graph: StepGraph, name: str, value: ir.Value) -> ir.Value:
+    assert value.shape is not None, f"weight {name} has no shape"
+    rows, columns = value.shape
+    stored = ir.Value(
+        name=name + TRANSPOSED_SUFFIX, type=value.type, shape=ir.Shape([columns, rows])
+    )
+    step_graph.graph.inputs.append(stored)
+    source = step_graph.weights[name]
+    step_graph.weights[name + TRANSPOSED_SUFFIX] = WeightSource(
+        parameter=source.parameter, transposed=not source.transposed
+    )
+    return stored

@@ -1,0 +1,56 @@
+"""A traced step on its way to disk: an ONNX graph whose weights are still names.
+
+While passes run, every weight is a graph input behind the contract's inputs. That keeps
+optimizers from folding, copying or loading tensors they must not touch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from la_runtime.contract import Contract
+
+__all__ = ["StepGraph", "WeightSource"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightSource:
+    """Where a weight of the graph comes from.
+
+    Args:
+        parameter: the parameter or buffer of the transformers model.
+        transposed: whether the graph holds it with its two axes exchanged.
+    """
+
+    parameter: str
+    transposed: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class StepGraph:
+    """The graph and its weights; passes change both in place.
+
+    Args:
+        model: the ONNX model in memory, weights as trailing graph inputs.
+        contract: the names, axes and sizes that the graph keeps.
+        weights: source of each weight by the name of its graph value.
+    """
+
+    model: ir.Model
+    contract: Contract
+    weights: dict[str, WeightSource]
+
+    @property
+    def graph(self) -> ir.Graph:
+        """The model's only graph."""
+        return self.model.graph
+
+    def weight_values(self) -> dict[str, ir.Value]:
+        """The graph value of every weight, by name."""
+        return {
+            value.name: value
+            for value in self.graph.inputs[len(self.contract.inputs) :]
+            if value.name is not None
+        }

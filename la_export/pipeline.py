@@ -1,0 +1,391 @@
+"""Builds a bundle from a model, stage by stage.
+
+Knows the order of the stages and nothing of how any of them works.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import resource
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Final, Protocol
+
+import torch
+
+from la_export.checkpoint import Checkpoint, find_known_model, find_model, load_checkpoint
+from la_export.checkpoint.checkpoint import EMBEDDING
+from la_export.checkpoint.facts import count_parameters, make_contract, make_model_facts
+from la_export.checkpoint.tokenizer_files import TokenizerFacts, write_tokenizer
+from la_export.graph.check import check_graph_file
+from la_export.graph.export import OPSET_VERSION, optimize_graph, trace_model
+from la_export.graph.parity import check_parity
+from la_export.graph.weights import write_graph
+from la_export.lookahead import UNTUNED, make_untuned_vectors, write_lookahead_vectors
+from la_export.reference import TorchReference
+from la_runtime.bundle import (
+    GRAPH_PATH,
+    LOOKAHEAD_PATH,
+    SCHEMA_VERSION,
+    CheckResult,
+    LookaheadFacts,
+    Manifest,
+    check_destination,
+    seal_bundle,
+    write_bundle,
+)
+from la_runtime.contract import Contract
+from la_runtime.errors import HostError, UsageError
+from la_runtime.layout import GroupMask
+
+__all__ = [
+    "LARGEST_K",
+    "BuildOptions",
+    "BuildReport",
+    "Progress",
+    "SilentProgress",
+    "Stage",
+    "StageReport",
+    "build",
+]
+
+LARGEST_K: Final = 16
+FP32: Final = "fp32"
+_ENGINES: Final = Path("engines")
+_BYTES_PER_PARAMETER: Final = 4
+# Graph, tokenizer and reports beside the weights.
+_OTHER_BYTES: Final = 32 << 20
+_TOOLS: Final = (
+    "lookahead-attention",
+    "torch",
+    "transformers",
+    "onnx",
+    "onnxscript",
+    "onnx-ir",
+    "onnxruntime",
+)
+
+
+class Stage(StrEnum):
+    """The stages of a build, in order."""
+
+    RESOLVE = "resolve"
+    TRACE = "trace"
+    OPTIMIZE = "optimize"
+    WEIGHTS = "weights"
+    TOKENIZER = "tokenizer"
+    CHECK = "check"
+    SEAL = "seal"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageReport:
+    """What one stage took.
+
+    Args:
+        stage: which.
+        seconds: wall time.
+        peak_rss_bytes: the process's peak resident memory when it ended.
+    """
+
+    stage: Stage
+    seconds: float
+    peak_rss_bytes: int
+
+
+class Progress(Protocol):
+    """Is told of each stage as it begins and ends."""
+
+    def note(self, text: str) -> None:
+        """Something the user should know about the model, before the long work."""
+        ...
+
+    def start(self, stage: Stage) -> None:
+        """A stage begins."""
+        ...
+
+    def finish(self, report: StageReport) -> None:
+        """A stage has ended well."""
+        ...
+
+
+class SilentProgress:
+    """Tells nobody."""
+
+    def note(self, text: str) -> None:
+        """Nothing."""
+
+    def start(self, stage: Stage) -> None:
+        """Nothing."""
+
+    def finish(self, report: StageReport) -> None:
+        """Nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildOptions:
+    """What to build.
+
+    Args:
+        model: folder, `.gguf` file, hub id or known name.
+        lookahead_lengths: values of k the bundle serves, 0 to `LARGEST_K`; 0 decodes plainly.
+        precision: `fp32`.
+        out: the bundle's folder; `engines/<name>` when not given.
+        context: positions to serve; the model's own limit when not given.
+        revision: hub revision.
+        threads: CPU threads for the checks; PyTorch's own choice when not given.
+        allow_bin: whether pickle-based weights may be read, weights only.
+
+    Raises:
+        UsageError: a value is out of range.
+    """
+
+    model: str
+    lookahead_lengths: tuple[int, ...]
+    precision: str = FP32
+    out: Path | None = None
+    context: int | None = None
+    revision: str | None = None
+    threads: int | None = None
+    allow_bin: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.lookahead_lengths:
+            raise UsageError("no k was given; pass at least one --k, for example --k 4")
+        for k in self.lookahead_lengths:
+            if not 0 <= k <= LARGEST_K:
+                raise UsageError(f"--k {k} is out of range; expected 0 to {LARGEST_K}")
+        if self.precision != FP32:
+            raise UsageError(f"--precision {self.precision!r} is not known; expected {FP32}")
+        if self.threads is not None and self.threads < 1:
+            raise UsageError(f"--threads {self.threads} is out of range; expected at least 1")
+
+    @property
+    def sorted_lengths(self) -> tuple[int, ...]:
+        """Each k once, ascending."""
+        return tuple(sorted(set(self.lookahead_lengths)))
+
+    @property
+    def k_max(self) -> int:
+        """Number of lookahead vectors; one even for plain decoding, so that axes are not empty."""
+        return max(1, *self.lookahead_lengths)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildReport:
+    """What was built.
+
+    Args:
+        bundle: the bundle's folder.
+        manifest: as written.
+        stages: time and memory of each stage.
+    """
+
+    bundle: Path
+    manifest: Manifest
+    stages: tuple[StageReport, ...]
+
+    @property
+    def peak_rss_bytes(self) -> int:
+        """Peak resident memory of the whole build."""
+        return max(report.peak_rss_bytes for report in self.stages)
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the whole build."""
+        return sum(report.seconds for report in self.stages)
+
+
+@dataclass(slots=True)
+class _Clock:
+    """Times the stages and passes the news on."""
+
+    progress: Progress
+    reports: list[StageReport] = field(default_factory=list)
+
+    @contextmanager
+    def stage(self, stage: Stage) -> Iterator[None]:
+        self.progress.start(stage)
+        began = time.perf_counter()
+        yield
+        report = StageReport(
+            stage=stage,
+            seconds=time.perf_counter() - began,
+            peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        )
+        self.reports.append(report)
+        self.progress.finish(report)
+
+
+def build(options: BuildOptions, progress: Progress | None = None) -> BuildReport:
+    """Build a bundle; nothing is left behind unless every check passes.
+
+    Args:
+        options: what to build.
+        progress: is told of each stage.
+
+    Raises:
+        LookaheadError: the model, the options or the machine do not allow it, or a check failed.
+    """
+    clock = _Clock(progress or SilentProgress())
+    with _torch_threads(options.threads):
+        return _build(options, clock)
+
+
+def _build(options: BuildOptions, clock: _Clock) -> BuildReport:
+    with clock.stage(Stage.RESOLVE):
+        inputs = _resolve(options, clock.progress)
+    contract = inputs.contract
+    with clock.stage(Stage.TRACE):
+        step_graph = trace_model(inputs.checkpoint.traced_config, contract)
+    with clock.stage(Stage.OPTIMIZE):
+        optimize_graph(step_graph)
+    with write_bundle(inputs.destination) as work:
+        with clock.stage(Stage.WEIGHTS):
+            graph_path = write_graph(step_graph, inputs.checkpoint, (work / GRAPH_PATH).parent)
+            _write_vectors(work, inputs)
+        with clock.stage(Stage.TOKENIZER):
+            tokenizer = write_tokenizer(inputs.checkpoint, work)
+        with clock.stage(Stage.CHECK):
+            checks = _check(graph_path, inputs, options.threads)
+        with clock.stage(Stage.SEAL):
+            manifest = seal_bundle(work, _make_manifest(options, inputs, tokenizer, checks=checks))
+    return BuildReport(bundle=inputs.destination, manifest=manifest, stages=tuple(clock.reports))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Inputs:
+    """What is known before the long work begins."""
+
+    destination: Path
+    checkpoint: Checkpoint
+    contract: Contract
+    num_parameters: int
+    source_digest: str
+
+
+def _resolve(options: BuildOptions, progress: Progress) -> _Inputs:
+    """Find the model and refuse whatever can be refused without tracing."""
+    if options.out is not None:
+        check_destination(options.out)
+    known = find_known_model(options.model)
+    if known is not None:
+        progress.note(f"{known.name}: {known.note}")
+    source = find_model(options.model, revision=options.revision, allow_bin=options.allow_bin)
+    destination = options.out or _ENGINES / source.name
+    check_destination(destination)
+    checkpoint = load_checkpoint(source, context=options.context)
+    num_parameters = count_parameters(checkpoint)
+    _check_free_space(destination, num_parameters)
+    return _Inputs(
+        destination=destination,
+        checkpoint=checkpoint,
+        contract=make_contract(checkpoint, options.k_max),
+        num_parameters=num_parameters,
+        source_digest=checkpoint.source_digest(),
+    )
+
+
+def _write_vectors(work: Path, inputs: _Inputs) -> None:
+    embeddings = inputs.checkpoint.read(EMBEDDING)
+    write_lookahead_vectors(
+        work / LOOKAHEAD_PATH,
+        make_untuned_vectors(embeddings, inputs.contract.k_max),
+        model_digest=inputs.source_digest,
+        origin=UNTUNED,
+    )
+
+
+def _check(graph_path: Path, inputs: _Inputs, threads: int | None) -> tuple[CheckResult, ...]:
+    """The file against the contract first: it is cheap and names its faults best."""
+    contract = check_graph_file(graph_path, inputs.contract)
+    reference = TorchReference(inputs.checkpoint.load_model())
+    parity = check_parity(
+        graph_path,
+        inputs.contract,
+        reference,
+        context=inputs.checkpoint.context,
+        threads=threads or torch.get_num_threads(),
+    )
+    return (contract, *parity)
+
+
+def _make_manifest(
+    options: BuildOptions,
+    inputs: _Inputs,
+    tokenizer: TokenizerFacts,
+    *,
+    checks: tuple[CheckResult, ...],
+) -> Manifest:
+    """Everything but the files, whose digests sealing adds."""
+    return Manifest(
+        schema_version=SCHEMA_VERSION,
+        contract=inputs.contract,
+        model=make_model_facts(
+            inputs.checkpoint,
+            num_parameters=inputs.num_parameters,
+            source_digest=inputs.source_digest,
+            eos_token_ids=tokenizer.eos_token_ids,
+        ),
+        precision=options.precision,
+        lookahead_lengths=options.sorted_lengths,
+        graph=GRAPH_PATH,
+        lookahead=LookaheadFacts(path=LOOKAHEAD_PATH, origin=UNTUNED, group_mask=GroupMask.STRICT),
+        recipe=_make_recipe(options, inputs.checkpoint),
+        built_with=_tool_versions(),
+        created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
+        checks=checks,
+        files={},
+    )
+
+
+def _make_recipe(
+    options: BuildOptions, checkpoint: Checkpoint
+) -> dict[str, str | int | float | bool | list[int]]:
+    return {
+        "model": checkpoint.source.origin,
+        "revision": checkpoint.source.revision,
+        "lookahead_lengths": list(options.sorted_lengths),
+        "precision": options.precision,
+        "context": checkpoint.context,
+        "opset": OPSET_VERSION,
+        "allow_bin": options.allow_bin,
+    }
+
+
+def _tool_versions() -> dict[str, str]:
+    versions = {}
+    for name in _TOOLS:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return versions
+
+
+def _check_free_space(destination: Path, num_parameters: int) -> None:
+    """Refuse early when the bundle plainly cannot fit."""
+    needed = num_parameters * _BYTES_PER_PARAMETER + _OTHER_BYTES
+    folder = next(parent for parent in destination.absolute().parents if parent.is_dir())
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise HostError(
+            f"not enough disk space for {destination}: about {needed / 1e9:.1f} GB are needed, "
+            f"{free / 1e9:.1f} GB are free; free some or choose another --out"
+        )
+
+
+@contextmanager
+def _torch_threads(threads: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,173 @@
+"""The slower truth: transformers' own model, run plainly in PyTorch.
+
+It shares no code with the traced attention function, the recording cache or the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
+
+from la_export.checkpoint import find_model, load_checkpoint
+
+__all__ = ["ReferencePass", "TorchReference"]
+
+# An end id that no model emits; transformers would put its own in the place of none.
+_NEVER: Final = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReferencePass:
+    """What one full causal pass gives.
+
+    Args:
+        logits: [tokens, vocab_size] float32.
+        key_values: [2 * layers, kv_heads, tokens, head_dim] float32 in the order key 0,
+            value 0, key 1, ...; keys are rotated.
+    """
+
+    logits: NDArray[np.float32]
+    key_values: NDArray[np.float32]
+
+
+class TorchReference:
+    """Plain causal passes over a float32 transformers model.
+
+    Args:
+        model: a causal language model with transformers' own attention, in eval mode.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self._model = model
+        self.vocab_size = int(model.config.vocab_size)
+
+    @classmethod
+    def load(cls, model: str, *, allow_bin: bool = False) -> TorchReference:
+        """Load what `la-export build --model` would load.
+
+        Raises:
+            LookaheadError: the model cannot be found or is not supported.
+        """
+        source = find_model(model, revision=None, allow_bin=allow_bin)
+        return cls(load_checkpoint(source, context=None).load_model())
+
+    def scores(
+        self,
+        token_ids: Sequence[int],
+        lookahead_embeddings: NDArray[np.float32] | None = None,
+        *,
+        position_ids: Sequence[int] | None = None,
+    ) -> NDArray[np.float32]:
+        """Logits [tokens, vocab_size] after every token; see `run`."""
+        return self.run(token_ids, lookahead_embeddings, position_ids=position_ids).logits
+
+    def key_values(
+        self,
+        token_ids: Sequence[int],
+        lookahead_embeddings: NDArray[np.float32] | None = None,
+        *,
+        position_ids: Sequence[int] | None = None,
+    ) -> NDArray[np.float32]:
+        """Keys and values [2 * layers, kv_heads, tokens, head_dim]; see `run`."""
+        return self.run(token_ids, lookahead_embeddings, position_ids=position_ids).key_values
+
+    @torch.no_grad()
+    def run(
+        self,
+        token_ids: Sequence[int],
+        lookahead_embeddings: NDArray[np.float32] | None = None,
+        *,
+        position_ids: Sequence[int] | None = None,
+    ) -> ReferencePass:
+        """One full causal pass over a sequence.
+
+        Args:
+            token_ids: [tokens]; ids >= vocab_size are lookahead tokens.
+            lookahead_embeddings: [k_max, hidden] float32; needed only for such ids.
+            position_ids: [tokens]; 0, 1, 2, ... when not given.
+        """
+        cache = DynamicCache()
+        positions = range(len(token_ids)) if position_ids is None else position_ids
+        outputs = self._model(
+            inputs_embeds=self._embed(token_ids, lookahead_embeddings),
+            position_ids=torch.tensor([list(positions)], dtype=torch.int64),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        return ReferencePass(
+            logits=outputs.logits[0].float().numpy(), key_values=_stack_key_values(cache)
+        )
+
+    def embedding_rows(self, count: int) -> NDArray[np.float32]:
+        """The first rows of the embedding table, [count, hidden]."""
+        rows: NDArray[np.float32] = self._table()[:count].detach().float().numpy()
+        return rows
+
+    @torch.no_grad()
+    def generate_greedy(
+        self, token_ids: Sequence[int], max_new_tokens: int, eos_token_ids: Sequence[int]
+    ) -> list[int]:
+        """Tokens that transformers' own greedy generation adds, the end token included.
+
+        Args:
+            token_ids: the prompt.
+            max_new_tokens: most tokens to add.
+            eos_token_ids: tokens that end the text; none for never.
+        """
+        prompt = torch.tensor([list(token_ids)], dtype=torch.int64)
+        generated = self._model.generate(  # type: ignore[operator]
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            num_beams=1,
+            temperature=None,
+            top_p=None,
+            top_k=None,
+            repetition_penalty=1.0,
+            eos_token_id=list(eos_token_ids) or [_NEVER],
+            pad_token_id=0,
+        )
+        new_ids: list[int] = generated[0, len(token_ids) :].tolist()
+        return new_ids
+
+    def _embed(
+        self, token_ids: Sequence[int], lookahead_embeddings: NDArray[np.float32] | None
+    ) -> torch.Tensor:
+        """[1, tokens, hidden], row by row from the two tables."""
+        table = self._table()
+        rows = [
+            table[token_id]
+            if token_id < self.vocab_size
+            else self._lookahead_row(token_id, lookahead_embeddings)
+            for token_id in token_ids
+        ]
+        return torch.stack(rows).unsqueeze(0)
+
+    def _table(self) -> torch.Tensor:
+        embedding = self._model.get_input_embeddings()
+        assert isinstance(embedding, torch.nn.Embedding), "tokens are looked up in one table"
+        return embedding.weight
+
+    def _lookahead_row(
+        self, token_id: int, lookahead_embeddings: NDArray[np.float32] | None
+    ) -> torch.Tensor:
+        assert lookahead_embeddings is not None, f"id {token_id} needs lookahead embeddings"
+        return torch.from_numpy(lookahead_embeddings[token_id - self.vocab_size])
+
+
+def _stack_key_values(cache: DynamicCache) -> NDArray[np.float32]:
+    parts = []
+    for layer in cache.layers:
+        assert isinstance(layer, DynamicLayer), "full attention keeps plain keys and values"
+        for part in (layer.keys, layer.values):
+            assert isinstance(part, torch.Tensor), "the pass filled every layer"
+            parts.append(part[0].float().numpy())
+    return np.stack(parts)

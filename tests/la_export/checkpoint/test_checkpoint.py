@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from la_export.checkpoint import Checkpoint, find_model, load_checkpoint
+from la_runtime.errors import CheckpointError, UnsupportedModelError
+from tests.tiny_models import make_tiny_config, make_tiny_model
+
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+
+
+def _load(folder: Path, *, allow_bin: bool = False) -> Checkpoint:
+    source = find_model(str(folder), revision=None, allow_bin=allow_bin)
+    return load_checkpoint(source, context=None)
+
+
+def _assert_reads_the_model(checkpoint: Checkpoint) -> None:
+    state = checkpoint.load_model().state_dict()
+    for name, tensor in state.items():
+        np.testing.assert_array_equal(checkpoint.read(name), tensor.numpy())
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_every_tensor_equals_the_loaded_models(
+    make_checkpoint: Callable[..., Path], tied: bool
+) -> None:
+    checkpoint = _load(make_checkpoint("qwen3", tie_word_embeddings=tied))
+    assert checkpoint.tied_embeddings is tied
+    assert checkpoint.source_quantization == "none"
+    _assert_reads_the_model(checkpoint)
+
+
+def test_shards_are_read_as_one(tmp_path: Path) -> None:
+    model = make_tiny_model(make_tiny_config())
+    model.save_pretrained(tmp_path, max_shard_size="100KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    _assert_reads_the_model(_load(tmp_path))
+
+
+def test_bfloat16_weights_are_widened_exactly(tmp_path: Path) -> None:
+    model = make_tiny_model(make_tiny_config())
+    model.bfloat16()
+    model.save_pretrained(tmp_path)
+    checkpoint = _load(tmp_path)
+    for name, tensor in model.state_dict().items():
+        np.testing.assert_array_equal(checkpoint.read(name), tensor.float().numpy())
+    _assert_reads_the_model(checkpoint)
+
+
+def test_allowed_pickle_weights_equal_safetensors(make_checkpoint: Callable[..., Path]) -> None:
+    folder = make_checkpoint()
+    expected = load_file(folder / "model.safetensors")
+    torch.save(expected, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    checkpoint = _load(folder, allow_bin=True)
+    for name, tensor in expected.items():
+        np.testing.assert_array_equal(checkpoint.read(name), tensor.numpy())
+
+
+class _Payload:
+    """Would touch a file if it were unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[Path]]:
+        return Path.touch, (self.path,)
+
+
+def test_pickle_with_code_is_refused_and_not_run(
+    make_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = make_checkpoint()
+    (folder / "model.safetensors").unlink()
+    torch.save({"x": _Payload(tmp_path / "touched")}, folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin .* not executed"):
+        _load(folder, allow_bin=True)
+    assert not (tmp_path / "touched").exists()
+
+
+def test_two_different_tables_are_not_tied(make_checkpoint: Callable[..., Path]) -> None:
+    """Transformers unties such a checkpoint; so must we."""
+    folder = make_checkpoint(tie_word_embeddings=True)
+    tensors = load_file(folder / "model.safetensors")
+    tensors[HEAD] = tensors[EMBEDDING] + 1.0
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    checkpoint = _load(folder)
+    assert not checkpoint.tied_embeddings
+    assert not checkpoint.traced_config.tie_word_embeddings
+    _assert_reads_the_model(checkpoint)
+
+
+def test_missing_head_is_named(make_checkpoint: Callable[..., Path]) -> None:
+    folder = make_checkpoint()
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[HEAD]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=f"no tensor {HEAD}"):
+        _load(folder).read(HEAD)
+
+
+def test_damaged_weights_are_refused(make_checkpoint: Callable[..., Path]) -> None:
+    folder = make_checkpoint()
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read"):
+        _load(folder)
+
+
+def test_damaged_config_is_refused(make_checkpoint: Callable[..., Path]) -> None:
+    folder = make_checkpoint()
+    (folder / "config.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"config\.json cannot be read"):
+        _load(folder)
+
+
+def test_unsupported_type_is_refused_before_its_weights_are_read(
+    make_checkpoint: Callable[..., Path],
+) -> None:
+    folder = make_checkpoint()
+    config = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(config.replace('"llama"', '"mixtral"'))
+    (folder / "model.safetensors").write_bytes(b"not read")
+    with pytest.raises(UnsupportedModelError, match="'mixtral' is not supported"):
+        _load(folder)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "default", "rope_theta": 5e5},
+        {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
+    ],
+)
+def test_rotary_frequencies_equal_their_formula(
+    make_checkpoint: Callable[..., Path], rope: dict[str, float]
+) -> None:
+    checkpoint = _load(make_checkpoint(rope_parameters=rope))
+    exponents = np.arange(0, 16, 2, dtype=np.float32) / 16
+    expected = 1.0 / (rope["rope_theta"] ** exponents) / rope.get("factor", 1.0)
+    found = checkpoint.read("model.rotary_emb.inv_freq")
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_source_digest_is_that_of_the_weight_file(make_checkpoint: Callable[..., Path]) -> None:
+    folder = make_checkpoint()
+    expected = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    assert _load(folder).source_digest() == expected

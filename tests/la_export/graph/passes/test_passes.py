@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+from numpy.typing import NDArray
+
+from la_export.graph.passes.constant_reshapes import make_reshapes_constant
+from la_export.graph.passes.simplify import simplify
+from la_export.graph.passes.tied_head import share_tied_head
+from la_export.graph.passes.weight_transposes import store_weights_transposed
+from la_export.graph.step_graph import StepGraph, WeightSource
+
+MakeStepGraph = Callable[[str, str, str], StepGraph]
+HEAD = "t = Transpose<perm = [1, 0]>(table) y = MatMul(x, t)"
+LOOKUP_AND_HEAD = f"x = Gather<axis = 0>(table, logits_rows) {HEAD}"
+
+
+def _operators(step_graph: StepGraph) -> list[str]:
+    return [node.op_type for node in step_graph.graph]
+
+
+def _run(step_graph: StepGraph, feeds: dict[str, NDArray[np.generic]]) -> NDArray[np.float32]:
+    """Run the graph on what it is given; the other inputs get zeros."""
+    session = ort.InferenceSession(
+        ir.serde.serialize_model(step_graph.model).SerializeToString(),
+        providers=["CPUExecutionProvider"],
+    )
+    filled = {
+        entry.name: np.zeros(
+            [size if isinstance(size, int) else 1 for size in entry.shape],
+            np.int64 if "int64" in entry.type else np.float32,
+        )
+        for entry in session.get_inputs()
+    }
+    output: NDArray[np.float32] = session.run(["y"], filled | feeds)[0]
+    return output
+
+
+def test_transposed_weight_is_stored_and_gives_the_same_product(
+    make_step_graph: MakeStepGraph,
+) -> None:
+    step_graph = make_step_graph(
+        "float[5, 4] weight",
+        "float[1, 5] y",
+        "t = Transpose<perm = [1, 0]>(weight) y = MatMul(lookahead_embeddings, t)",
+    )
+    vector = np.arange(4, dtype=np.float32)[np.newaxis]
+    weight = np.random.default_rng(0).normal(size=(5, 4)).astype(np.float32)
+    before = _run(step_graph, {"lookahead_embeddings": vector, "weight": weight})
+    store_weights_transposed(step_graph)
+    simplify(step_graph)
+    after = _run(
+        step_graph,
+        {"lookahead_embeddings": vector, "weight.transposed": np.ascontiguousarray(weight.T)},
+    )
+    assert _operators(step_graph) == ["MatMul"]
+    assert step_graph.weights == {
+        "weight.transposed": WeightSource(parameter="weight", transposed=True)
+    }
+    np.testing.assert_allclose(after, before, rtol=1e-6)
+
+
+def test_tied_head_multiplies_by_the_table_it_looks_up(make_step_graph: MakeStepGraph) -> None:
+    step_graph = make_step_graph("float[6, 4] table", "float[batch, rows, 6] y", LOOKUP_AND_HEAD)
+    feeds = {
+        "table": np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32),
+        "logits_rows": np.array([[3, 1, 5], [0, 2, 2]]),
+    }
+    before = _run(step_graph, feeds)
+    share_tied_head(step_graph)
+    simplify(step_graph)
+    assert "Gemm" in _operators(step_graph)
+    assert not {"Transpose", "MatMul"} & set(_operators(step_graph))
+    assert set(step_graph.weights) == {"table"}
+    np.testing.assert_allclose(_run(step_graph, feeds), before, rtol=1e-6)
+
+
+def test_untied_head_is_left_alone(make_step_graph: MakeStepGraph) -> None:
+    step_graph = make_step_graph(
+        "float[6, 4] table", "float[1, 6] y", HEAD.replace("(x,", "(lookahead_embeddings,")
+    )
+    share_tied_head(step_graph)
+    assert _operators(step_graph) == ["Transpose", "MatMul"]
+
+
+@pytest.mark.parametrize(
+    ("declared", "expected"),
+    [
+        ("float[batch, past, 4] y", [0, 1, 4]),
+        ("float[batch, 4, past] y", None),
+    ],
+    ids=["kept in place", "moved"],
+)
+def test_only_axes_that_stay_in_place_become_constant(
+    make_step_graph: MakeStepGraph, declared: str, expected: list[int] | None
+) -> None:
+    step_graph = make_step_graph(
+        "float[1] unused", declared, "s = Shape(input_ids) y = Reshape(past_key, s)"
+    )
+    reshape = step_graph.graph.outputs[0].producer()
+    assert reshape is not None
+    source = reshape.inputs[0]
+    assert source is not None
+    source.shape = ir.Shape(["batch", 1, 4] if expected is not None else ["batch", "past", 4])
+    step_graph.graph.outputs[0].shape = ir.Shape(
+        ["batch", 1, 4] if expected is not None else ["batch", 4, "past"]
+    )
+    make_reshapes_constant(step_graph)
+    target = reshape.inputs[1]
+    assert target is not None
+    if expected is None:
+        assert target.const_value is None
+    else:
+        assert target.const_value is not None
+        assert target.const_value.numpy().tolist() == expected
+
+
+def test_equal_nodes_are_merged_and_unused_weights_dropped(make_step_graph: MakeStepGraph) -> None:
+    step_graph = make_step_graph(
+        "float[4] unused",
+        "float[1, 4] y",
+        "a = Cos(lookahead_embeddings) b = Cos(lookahead_embeddings) y = Add(a, b)",
+    )
+    simplify(step_graph)
+    assert _operators(step_graph) == ["Cos", "Add"]
+    assert step_graph.weights == {}
+    assert len(step_graph.graph.inputs) == len(step_graph.contract.inputs)
+
+
+def test_multiplication_by_one_is_dropped(make_step_graph: MakeStepGraph) -> None:
+    step_graph = make_step_graph(
+        "float[4] unused",
+        "float[1, 4] y",
+        "one = Constant<value_float = 1.0>() "
+        "a = Cos(lookahead_embeddings) m = Mul(a, one) y = Neg(m)",
+    )
+    simplify(step_graph)
+    assert _operators(step_graph) == ["Cos", "Neg"]

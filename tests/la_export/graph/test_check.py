@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+
+from la_export.graph.check import check_graph_file
+from la_export.graph.weights import WEIGHTS_FILE
+from la_export.pipeline import BuildReport
+from la_runtime.bundle import GRAPH_PATH
+from la_runtime.contract import Contract
+from la_runtime.errors import CheckError
+
+
+@pytest.fixture
+def contract(report_of: Callable[[tuple[str, bool]], BuildReport]) -> Contract:
+    return report_of(("llama", True)).manifest.contract
+
+
+@pytest.fixture
+def path(report_of: Callable[[tuple[str, bool]], BuildReport], tmp_path: Path) -> Path:
+    """A copy of a good graph that a test may break."""
+    source = (report_of(("llama", True)).bundle / GRAPH_PATH).parent
+    return shutil.copytree(source, tmp_path / "onnx") / "model.onnx"
+
+
+def _edit(path: Path, change: Callable[[onnx.ModelProto], None]) -> None:
+    model = onnx.load(path, load_external_data=False)
+    change(model)
+    onnx.save(model, path)
+
+
+def _node(model: onnx.ModelProto, operator: str) -> onnx.NodeProto:
+    node: onnx.NodeProto = next(node for node in model.graph.node if node.op_type == operator)
+    return node
+
+
+def test_good_graph_passes(path: Path, contract: Contract) -> None:
+    result = check_graph_file(path, contract)
+    assert result.value == result.bound == 0.0
+
+
+def _rename_input(model: onnx.ModelProto) -> None:
+    for node in model.graph.node:
+        for place, name in enumerate(node.input):
+            if name == "position_ids":
+                node.input[place] = "positions"
+    model.graph.input[1].name = "positions"
+
+
+def _rename_axis(model: onnx.ModelProto) -> None:
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "sequence"
+
+
+def _swap_outputs(model: onnx.ModelProto) -> None:
+    outputs = [onnx.ValueInfoProto.FromString(o.SerializeToString()) for o in model.graph.output]
+    del model.graph.output[:]
+    model.graph.output.extend([*outputs[:-2], outputs[-1], outputs[-2]])
+
+
+def _foreign_operator(model: onnx.ModelProto) -> None:
+    model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    _node(model, "Sigmoid").domain = "com.microsoft"
+
+
+def _second_cosine(model: onnx.ModelProto) -> None:
+    cosine = _node(model, "Cos")
+    place = list(model.graph.node).index(cosine)
+    model.graph.node.insert(
+        place, onnx.helper.make_node("Cos", list(cosine.input), ["again"], name="again")
+    )
+
+
+def _transpose_weight(model: onnx.ModelProto) -> None:
+    matmul = _node(model, "MatMul")
+    place = list(model.graph.node).index(matmul)
+    node = onnx.helper.make_node("Transpose", [matmul.input[1]], ["turned"], name="turn")
+    model.graph.node.insert(place, node)
+
+
+def _inline_weight(model: onnx.ModelProto) -> None:
+    big = next(t for t in model.graph.initializer if t.dims == [64, 64])
+    size = 64 * 64 * 4
+    del big.external_data[:]
+    big.data_location = onnx.TensorProto.DEFAULT
+    big.raw_data = bytes(size)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (_rename_input, r"inputs differ: missing \['position_ids'\], unexpected \['positions'\]"),
+        (_rename_axis, "input input_ids is .*'sequence'"),
+        (_swap_outputs, "outputs differ"),
+        (_foreign_operator, "com.microsoft"),
+        (_second_cosine, "2 Cos operators, expected 1"),
+        (_transpose_weight, r"weight .* is transposed in the graph"),
+        (_inline_weight, "bytes is not in model.onnx.data"),
+    ],
+)
+def test_planted_fault_is_named(
+    path: Path,
+    contract: Contract,
+    fault: Callable[[onnx.ModelProto], None],
+    message: str,
+) -> None:
+    _edit(path, fault)
+    with pytest.raises(CheckError, match=message):
+        check_graph_file(path, contract)
+
+
+def test_truncated_weights_are_noticed(path: Path, contract: Contract) -> None:
+    data = path.parent / WEIGHTS_FILE
+    data.write_bytes(data.read_bytes()[:-4096])
+    with pytest.raises(CheckError):
+        check_graph_file(path, contract)
+
+
+def test_missing_weights_are_noticed(path: Path, contract: Contract) -> None:
+    (path.parent / WEIGHTS_FILE).unlink()
+    with pytest.raises(CheckError, match=r"onnx\.checker"):
+        check_graph_file(path, contract)

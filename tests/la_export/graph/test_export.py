@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+
+from la_export.checkpoint import find_model, load_checkpoint
+from la_export.pipeline import BuildOptions, BuildReport, build
+from la_export.reference import TorchReference
+from la_runtime.bundle import GRAPH_PATH, open_bundle
+from la_runtime.contract import Contract, Name
+
+Variant = tuple[str, bool]
+WEIGHTS_PATH = GRAPH_PATH + ".data"
+
+
+@pytest.fixture
+def report(variant: Variant, report_of: Callable[[Variant], BuildReport]) -> BuildReport:
+    return report_of(variant)
+
+
+@pytest.fixture
+def reference(variant: Variant, checkpoint_of: Callable[[Variant], Path]) -> TorchReference:
+    return TorchReference.load(str(checkpoint_of(variant)))
+
+
+def test_bundle_opens_and_every_check_is_within_its_bound(report: BuildReport) -> None:
+    manifest = open_bundle(report.bundle).manifest
+    assert manifest == report.manifest
+    assert {check.name for check in manifest.checks} == {
+        "contract",
+        "logits",
+        "block_kv",
+        "top",
+        "logsumexp",
+        "prefill_logits",
+    }
+    for check in manifest.checks:
+        assert check.value <= check.bound, check
+
+
+def test_graph_has_the_standard_operators_and_no_other(
+    variant: Variant, report: BuildReport
+) -> None:
+    model = ir.load(report.bundle / GRAPH_PATH)
+    counts = Counter(node.op_type for node in model.graph)
+    layers = report.manifest.contract.num_layers
+    norms_per_layer = 4 if variant[0] == "qwen3" else 2
+    assert counts["Attention"] == layers
+    assert counts["RMSNormalization"] == norms_per_layer * layers + 1
+    assert counts["RotaryEmbedding"] == 2 * layers
+    assert counts["Cos"] == counts["Sin"] == 1
+    assert counts["Gather"] == 2
+    for taken_apart in ("Pow", "ReduceMean", "Neg", "Slice", "Softmax", "Constant", "Identity"):
+        assert counts[taken_apart] == 0
+    assert set(model.opset_imports) == {""}
+    assert model.opset_imports[""] == 23
+
+
+def test_no_weight_is_transposed_or_joined_in_the_graph(report: BuildReport) -> None:
+    model = ir.load(report.bundle / GRAPH_PATH)
+    for node in model.graph:
+        if node.op_type in ("Transpose", "Concat"):
+            big = [
+                value.name
+                for value in node.inputs
+                if value is not None
+                and value.const_value is not None
+                and value.const_value.size > 8
+            ]
+            assert not big, (node.name, big)
+
+
+def test_every_parameter_is_stored_exactly_once(report: BuildReport) -> None:
+    """A second copy of anything, of a tied table above all, would show in the bytes."""
+    model = ir.load(report.bundle / GRAPH_PATH)
+    head_dim = report.manifest.contract.head_dim
+    external = [
+        value.const_value
+        for value in model.graph.initializers.values()
+        if isinstance(value.const_value, ir.ExternalTensor)
+    ]
+    inline_norms = sum(
+        value.const_value.size
+        for value in model.graph.initializers.values()
+        if isinstance(value.const_value, ir.Tensor | ir.TensorProtocol)
+        and not isinstance(value.const_value, ir.ExternalTensor)
+        and value.dtype == ir.DataType.FLOAT
+    )
+    stored = sum(tensor.size for tensor in external) + inline_norms
+    assert stored == report.manifest.model.num_parameters + head_dim // 2
+    assert (report.bundle / WEIGHTS_PATH).stat().st_size == sum(t.nbytes for t in external)
+
+
+def test_tied_head_reads_the_embedding_table(variant: Variant, report: BuildReport) -> None:
+    model = ir.load(report.bundle / GRAPH_PATH)
+    contract = report.manifest.contract
+    table_shape = {contract.vocab_size, contract.hidden_size}
+    tables = [
+        value
+        for value in model.graph.initializers.values()
+        if set(value.shape or ()) == table_shape
+    ]
+    users = [sorted(node.op_type for node in value.consumers()) for value in tables]
+    assert sorted(users) == ([["Gather", "Gemm"]] if variant[1] else [["Gather"], ["MatMul"]])
+
+
+def test_files_hold_no_path_of_this_machine(report: BuildReport) -> None:
+    for name in (GRAPH_PATH, "manifest.json"):
+        content = (report.bundle / name).read_bytes()
+        for trace in (b"/root", b"/home", b"/tmp", b"site-packages", b".py", b"stack_trace"):
+            assert trace not in content, (name, trace)
+
+
+def test_initializers_and_edges_are_named_in_the_file(report: BuildReport) -> None:
+    graph = onnx.load(report.bundle / GRAPH_PATH, load_external_data=False).graph
+    contract = report.manifest.contract
+    assert [value.name for value in graph.input] == [spec.name for spec in contract.inputs]
+    assert [value.name for value in graph.output] == [spec.name for spec in contract.outputs]
+    names = [node.name for node in graph.node]
+    assert len(names) == len(set(names))
+
+
+def test_step_by_step_decoding_equals_transformers_greedy(
+    report: BuildReport, reference: TorchReference
+) -> None:
+    path, contract = report.bundle / GRAPH_PATH, report.manifest.contract
+    produced = set[int]()
+    for prompt in ([4, 100, 33, 7, 260, 19], [301], [17, 17, 90], list(range(50, 70))):
+        expected = reference.generate_greedy(prompt, 12, ())
+        assert _decode(path, contract, prompt, 12) == expected
+        produced.update(expected)
+    assert len(produced) > 3, "texts of one repeated token would prove little"
+
+
+def _decode(path: Path, contract: Contract, prompt: list[int], count: int) -> list[int]:
+    """Plain greedy decoding over the graph, written without any of our runtime."""
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    cache = [
+        np.zeros((1, contract.num_kv_heads, 0, contract.head_dim), np.float32)
+        for _ in contract.past_names
+    ]
+    block, produced = prompt, list[int]()
+    while len(produced) < count:
+        past, rows = cache[0].shape[2], len(block)
+        feeds = {
+            "input_ids": np.array([block], np.int64),
+            "position_ids": np.arange(past, past + rows, dtype=np.int64)[np.newaxis],
+            "attention_mask": np.triu(np.full((rows, past + rows), -1e9, np.float32), past + 1)[
+                np.newaxis, np.newaxis
+            ],
+            "lookahead_embeddings": np.zeros((contract.k_max, contract.hidden_size), np.float32),
+            "logits_rows": np.array([[rows - 1]], np.int64),
+            **dict(zip(contract.past_names, cache, strict=True)),
+        }
+        top, *new = session.run([Name.TOP_IDS.value, *contract.block_names], feeds)
+        cache = [np.concatenate(pair, axis=2) for pair in zip(cache, new, strict=True)]
+        produced.append(int(top[0, 0, 0]))
+        block = [produced[-1]]
+    return produced
+
+
+def test_equal_models_build_to_equal_bytes(
+    report_of: Callable[[Variant], BuildReport],
+    checkpoint_of: Callable[[Variant], Path],
+    tmp_path: Path,
+) -> None:
+    variant = ("llama", True)
+    again = build(
+        BuildOptions(
+            model=str(checkpoint_of(variant)), lookahead_lengths=(2, 4), out=tmp_path / "again"
+        )
+    )
+    assert again.manifest.files == report_of(variant).manifest.files
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
+        {
+            "rope_type": "llama3",
+            "rope_theta": 5e5,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    ],
+    ids=lambda rope: rope["rope_type"],
+)
+def test_rope_kinds_agree_with_pytorch(
+    make_checkpoint: Callable[..., Path], tmp_path: Path, rope: dict[str, object]
+) -> None:
+    folder = make_checkpoint(num_hidden_layers=1, rope_parameters=rope)
+    report = build(BuildOptions(model=str(folder), lookahead_lengths=(2,), out=tmp_path / "out"))
+    assert report.manifest.model.rope.kind == rope["rope_type"]
+    assert report.manifest.model.rope.parameters["factor"] == rope["factor"]
+    logits = next(check for check in report.manifest.checks if check.name == "logits")
+    assert logits.value < 1e-5
+
+
+def test_inactive_window_exports_as_full_attention(
+    make_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = make_checkpoint("mistral", num_hidden_layers=1, sliding_window=64)
+    report = build(
+        BuildOptions(model=str(folder), lookahead_lengths=(1,), out=tmp_path / "out", context=64)
+    )
+    assert report.manifest.model.context == 64
+    assert report.manifest.model.sliding_window is None
+    assert (
+        load_checkpoint(
+            find_model(str(folder), revision=None, allow_bin=False), context=64
+        ).config.sliding_window
+        == 64
+    )
