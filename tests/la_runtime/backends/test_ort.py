@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
+import onnxruntime as ort
 import pytest
 
 from la_runtime.backends import open_backend
 from la_runtime.backends.base import CacheSizing, Outputs
-from la_runtime.backends.ort import grown_capacity
-from la_runtime.bundle import open_bundle
+from la_runtime.backends.ort import OrtBackend, grown_capacity
+from la_runtime.bundle import GRAPH_PATH, open_bundle
 from la_runtime.errors import UsageError
 from tests.la_runtime.backends.conformance import BackendConformance, run
 
@@ -56,6 +60,36 @@ class TestOrt(BackendConformance):
             scores.logits()
         with pytest.raises(KeyError):
             scores.logsumexp()
+
+
+@pytest.mark.parametrize(
+    ("outputs", "computed"),
+    [
+        (Outputs.NONE, set()),
+        (Outputs.TOP, {"TopK"}),
+        (Outputs.TOP | Outputs.LOGSUMEXP, {"TopK", "ReduceLogSumExp"}),
+    ],
+)
+def test_scores_that_are_not_asked_for_are_not_computed(tiny_bundle, tmp_path, outputs, computed):
+    """ONNX Runtime's own profile of the pass names the operators that ran."""
+    bundle = open_bundle(tiny_bundle)
+    options = ort.SessionOptions()
+    options.enable_profiling = True
+    options.profile_file_prefix = str(tmp_path / "profile")
+    session = ort.InferenceSession(
+        str(bundle.path(GRAPH_PATH)), options, providers=["CPUExecutionProvider"]
+    )
+    contract = bundle.manifest.contract
+    vectors = np.zeros((contract.k_max, contract.hidden_size), dtype=np.float32)
+    backend = OrtBackend(session, contract, vectors)
+
+    run(backend, backend.allocate(1, CacheSizing.STEPPED), [[1, 2, 3]], outputs=outputs)
+
+    events = json.loads(Path(session.end_profiling()).read_text())
+    operators = {event.get("args", {}).get("op_name") for event in events}
+    assert "Attention" in operators
+    assert operators & {"TopK", "ReduceLogSumExp"} == computed
+    assert ("GatherElements" in operators) == bool(outputs), "the head runs only for scores"
 
 
 @pytest.mark.parametrize("needed", [1, 127, 128, 129, 1000, 1067, 5000, 100_000])
