@@ -59,9 +59,7 @@ LOOKAHEAD_PATH: Final = "lookahead.safetensors"
 _WORK_SUFFIX: Final = ".partial"
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
-_DISK_ERRORS: Final = frozenset(
-    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM}
-)
+_DISK_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO})
 
 
 def _check_relative(path: str) -> str:
@@ -281,6 +279,7 @@ def write_bundle(destination: Path) -> Iterator[Path]:
         HostError: the disk is full or not writable.
     """
     check_destination(destination)
+    destination = destination.resolve()  # a link stays a link; `.` gets a name
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(destination)
@@ -299,12 +298,19 @@ def write_bundle(destination: Path) -> Iterator[Path]:
         assert (work / MANIFEST_NAME).is_file(), "a bundle was written without its manifest"
         _swap(work, destination)
     except OSError as error:
-        if error.errno in _DISK_ERRORS:
+        if _is_about(error, destination.parent):
             raise _host_error(destination, error) from error
         raise
     finally:
         shutil.rmtree(work, ignore_errors=True)
         os.close(claim)
+
+
+def _is_about(error: OSError, folder: Path) -> bool:
+    """Whether the error is the target disk's, not one of reading a source elsewhere."""
+    if error.filename is None:
+        return error.errno in _DISK_ERRORS
+    return Path(os.fsdecode(error.filename)).resolve().is_relative_to(folder)
 
 
 def _claim(work: Path) -> int | None:
@@ -333,8 +339,13 @@ def check_destination(destination: Path) -> None:
     Raises:
         UsageError: `destination` exists and is neither a bundle nor an empty folder.
     """
-    if not destination.exists():
-        return
+    try:
+        if not destination.exists():
+            return
+    except OSError as error:
+        raise UsageError(
+            f"output {destination} cannot be used: {error.strerror or error}; choose another --out"
+        ) from error
     is_folder = destination.is_dir()
     if is_folder and ((destination / MANIFEST_NAME).is_file() or not any(destination.iterdir())):
         return

@@ -2,7 +2,9 @@
 
     .venv/bin/python scripts/lossless.py engines/smollm2-135m --model smollm2-135m
 
-Ends with exit code 1 if any token differs without excuse.
+Needs a bundle that was built for every k asked for. Several processes may share the work, each
+with its own values of k: they fill one table. Rows of an earlier run over the very same bundle are
+kept; remove the file to make them again. Ends with exit code 1 if any token differs without excuse.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import torch
 
 from la_export.bench.prompts import load_prompts, pick_prompts
 from la_export.bench.results import Column, read_result, write_result
@@ -84,6 +87,9 @@ def measure_near_tie(engine: Engine, runs: list[PlainRun], widths: list[int]) ->
 @click.option("--per-group", type=int, default=8, show_default=True, help="Prompts per group.")
 @click.option("--new-tokens", type=int, default=64, show_default=True)
 @click.option("--threads", type=int, default=0)
+@click.option(
+    "--reference/--no-reference", default=True, help="Compare with transformers, too (slow)."
+)
 @click.option("--out", type=click.Path(path_type=Path), default=Path("docs/results/lossless.json"))
 def main(
     bundle: Path,
@@ -92,12 +98,17 @@ def main(
     per_group: int,
     new_tokens: int,
     threads: int,
+    reference: bool,
     out: Path,
 ) -> None:
     """Make the table and write it."""
     settings = f"{bundle} --model {model} --per-group {per_group} --new-tokens {new_tokens}"
-    table = Table(out, command=f".venv/bin/python scripts/lossless.py {settings}")
     with Engine.open(bundle, threads=threads, max_batch=RAGGED_BATCH) as engine:
+        table = Table(
+            out,
+            command=f".venv/bin/python scripts/lossless.py {settings}",
+            bundle=bundle_facts(engine),
+        )
         prompts = pick(engine, per_group)
         say(f"plain decoding of {len(prompts)} prompts")
         runs = [run_plainly(engine, name, ids, num_tokens=new_tokens) for name, ids in prompts]
@@ -105,13 +116,15 @@ def main(
         say(f"near-ties: one row against {widths} rows")
         epsilon = measure_near_tie(engine, runs, widths)
         say(f"epsilon {epsilon:.2e}")
-        table.facts = {"epsilon": epsilon, "new_tokens": new_tokens}
-        if table.lacks(compared_with="transformers", k=0, layout="none", batch=1):
-            reference = TorchReference.load(model)
+        table.epsilon = epsilon
+        if reference and table.lacks(compared_with="transformers", k=0, layout="none", batch=1):
+            if threads:
+                torch.set_num_threads(threads)
+            torch_model = TorchReference.load(model)
             eos = engine.bundle.manifest.model.eos_token_ids
 
             def generate(token_ids: Sequence[int]) -> list[int]:
-                return reference.generate_greedy(token_ids, new_tokens, eos)
+                return torch_model.generate_greedy(token_ids, new_tokens, eos)
 
             table.add(compare_reference(runs, generate, epsilon=epsilon, report=say))
         some = prompts[::FIXED_WIDTH_EVERY]
@@ -153,10 +166,11 @@ class Table:
     Several processes may fill one file, each with its own values of k.
     """
 
-    def __init__(self, path: Path, *, command: str) -> None:
+    def __init__(self, path: Path, *, command: str, bundle: dict[str, Any]) -> None:
         self._path = path
         self._command = command
-        self.facts: dict[str, Any] = {}
+        self._bundle = bundle
+        self.epsilon = 0.0
         self._rows: list[dict[str, Any]] = []
         self._excuses: list[str] = []
         self._read()
@@ -164,7 +178,7 @@ class Table:
     def _read(self) -> None:
         if self._path.exists():
             earlier = read_result(self._path)
-            if earlier.command == self._command:
+            if earlier.command == self._command and earlier.facts.get("bundle") == self._bundle:
                 self._rows = list(earlier.rows)
                 self._excuses = earlier.facts["excuses"]
 
@@ -174,7 +188,7 @@ class Table:
 
     def add(self, tally: Tally) -> None:
         """Add a row, and write the file."""
-        row = as_row(tally)
+        row = as_row(tally) | {"epsilon": self.epsilon}
         say(", ".join(f"{key} {value}" for key, value in row.items()))
         with open(self._path.with_suffix(".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -183,7 +197,8 @@ class Table:
                 return
             self._rows = sorted([*self._rows, row], key=row_order)
             self._excuses += tally.excuses
-            self.facts |= {
+            facts = {
+                "bundle": self._bundle,
                 "tokens": self._total("tokens"),
                 "excused": self._total("excused"),
                 "excused_limit": EXCUSED_SHARE_LIMIT_FP32,
@@ -195,7 +210,7 @@ class Table:
                 command=self._command,
                 columns=COLUMNS,
                 rows=self._rows,
-                facts=self.facts,
+                facts=facts,
             )
 
     def _total(self, key: str) -> int:
@@ -206,6 +221,16 @@ class Table:
         tokens, excused, different = map(self._total, ("tokens", "excused", "different"))
         say(f"{tokens} tokens compared, {excused} near-ties, {different} different: {self._path}")
         return int(different > 0 or excused > tokens * EXCUSED_SHARE_LIMIT_FP32)
+
+
+def bundle_facts(engine: Engine) -> dict[str, Any]:
+    """What was measured: the command that builds the bundle, and the digests of its files."""
+    manifest = engine.bundle.manifest
+    lengths = " ".join(f"--k {k}" for k in manifest.lookahead_lengths)
+    return {
+        "command": f"la-export build --model {manifest.model.name} {lengths}",
+        "sha256": {path: entry.sha256 for path, entry in sorted(manifest.files.items())},
+    }
 
 
 def row_order(row: dict[str, Any]) -> tuple[bool, str, int, int, str]:

@@ -20,7 +20,7 @@ from la_runtime.sampling import Select
 COLUMNS = [
     Column(key="k", title="k"),
     Column(key="tau", title="tau", digits=1),
-    Column(key="tokens_per_pass", title="Tokens per pass"),
+    Column(key="tokens_per_pass", title="Tokens per pass, first one included"),
     Column(key="reread", title="Emitted proposals"),
     Column(key="agreement", title="Agreement", digits=3),
 ]
@@ -63,7 +63,6 @@ def main(
                 for prompt in prompts
             ]
             reread = sum(one.reread for one in stats)
-            # The first pass of each prompt is its prefill, which emits proposals too.
             row = {
                 "k": k,
                 "tau": tau,

@@ -165,18 +165,19 @@ def compare_fixed_width(
             SamplingParams(max_new_tokens=num_tokens, k=k, layout=layout),
             width=width,
         )
-        equal_rows = [
-            np.array_equal(plain_logits[position], found_logits[position])
-            for position in sorted(plain_logits.keys() & found_logits.keys())
+        assert plain_logits.keys() == found_logits.keys(), "both choose at the same positions"
+        unequal = [
+            position - len(prompt) + 1
+            for position in sorted(plain_logits)
+            if not np.array_equal(plain_logits[position], found_logits[position])
         ]
-        first = equal_rows.index(False) if False in equal_rows else -1
-        is_equal = plain_ids == found_ids and first < 0
+        is_equal = plain_ids == found_ids and not unequal
         tally.add(
             name,
             Comparison(
                 verdict=Verdict.EQUAL if is_equal else Verdict.DIFFERENT,
                 num_compared=len(plain_ids),
-                position=first,
+                position=unequal[0] if unequal else -1,
             ),
             report,
         )

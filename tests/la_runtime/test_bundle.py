@@ -335,6 +335,58 @@ def test_an_output_that_is_no_bundle_is_refused_and_left_alone(tmp_path):
     assert (folder / "cat.png").read_bytes() == file.read_bytes() == b"cat"
 
 
+def test_an_output_that_is_a_link_updates_what_it_points_to(bundle, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(bundle)
+
+    write_toy_bundle(link, graph=b"new")
+
+    assert link.is_symlink()
+    assert open_bundle(bundle).path(GRAPH_PATH).read_bytes() == b"new"
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_dangling_link_becomes_a_bundle_where_it_points(tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "target")
+
+    open_bundle(write_toy_bundle(link))
+
+    assert open_bundle(tmp_path / "target").has(GRAPH_PATH)
+
+
+def test_the_current_folder_may_become_a_bundle_if_it_is_empty(tmp_path, monkeypatch):
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+
+    write_toy_bundle(Path())
+
+    open_bundle(folder)
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
+
+
+def test_an_output_name_that_is_too_long_is_refused(tmp_path):
+    with (
+        pytest.raises(UsageError, match="cannot be used: File name too long"),
+        write_bundle(tmp_path / ("x" * 300)),
+    ):
+        pass
+
+
+def test_an_error_of_reading_the_source_is_not_blamed_on_the_output(tmp_path):
+    source = tmp_path / "source" / "absent"
+    with pytest.raises(FileNotFoundError), write_bundle(tmp_path / "out" / "toy"):
+        source.read_bytes()
+
+    def write_badly():
+        with write_bundle(tmp_path / "out" / "toy") as work:
+            (work / "no" / "such" / "folder").write_bytes(b"")
+
+    with pytest.raises(HostError, match="could not write the bundle"):
+        write_badly()
+
+
 def test_an_empty_folder_may_become_a_bundle(tmp_path):
     (tmp_path / "toy").mkdir()
 
