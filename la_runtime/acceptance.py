@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from la_runtime.layout import DraftTree
 
 __all__ = ["accept_exact", "accept_threshold"]
 
 
-def accept_exact(drafts: DraftTree, choices: Sequence[int]) -> tuple[int, ...]:
+def accept_exact(drafts: DraftTree, choose: Callable[[int], int]) -> tuple[int, ...]:
     """The longest path of drafts equal to what the model itself chooses.
 
     Args:
         drafts: the verified tree.
-        choices: per node (0 = root, i = i-th draft) the model's token after it.
+        choose: the model's token after a node (0 = root, i = i-th draft). It is asked for the
+            root and then for each accepted draft, in order, and for no other node.
 
     Returns:
         The accepted drafts, from the root down; the model's choice after the last of them (or
@@ -22,7 +23,7 @@ def accept_exact(drafts: DraftTree, choices: Sequence[int]) -> tuple[int, ...]:
     """
     path: list[int] = []
     node = 0
-    while (child := drafts.child(node, choices[node])) is not None:
+    while (child := drafts.child(node, choose(node))) is not None:
         path.append(child)
         node = child
     return tuple(path)

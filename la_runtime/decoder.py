@@ -14,27 +14,41 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
-from la_runtime.acceptance import accept_exact, accept_threshold
+import numpy as np
+
 from la_runtime.backends.base import Backend, CacheSizing, Outputs, Scores
 from la_runtime.block import Part, make_step_inputs
-from la_runtime.drafting import proposing_rows
+from la_runtime.choosing import Choice, Chooser
 from la_runtime.errors import NonFiniteScoreError, UsageError
 from la_runtime.layout import (
     NO_DRAFTS,
-    DraftTree,
     Group,
     GroupMask,
     Layout,
-    StepRows,
     make_rows,
 )
 from la_runtime.sampling import SamplingParams, Select
+from la_runtime.selection import (
+    BestScores,
+    ChosenRowScores,
+    RowScores,
+    Selected,
+    select_exact,
+    select_threshold,
+)
 from la_runtime.stats import GenerationStats, StepCounts
 from la_runtime.stopping import FinishReason, cut_at_end
 
-__all__ = ["DEFAULT_PREFILL_CHUNK", "BlockPolicy", "Decoder", "Decoding", "StepResult"]
+__all__ = [
+    "DEFAULT_PREFILL_CHUNK",
+    "BlockPolicy",
+    "Decoder",
+    "Decoding",
+    "StepResult",
+    "TokenListener",
+]
 
 DEFAULT_PREFILL_CHUNK: Final = 512
 
@@ -85,48 +99,34 @@ class BlockPolicy:
         return cls(widths=(width,), prefill_chunk=width - k_max, cache_sizing=CacheSizing.EXACT)
 
 
-@dataclass(frozen=True, slots=True)
-class _RowScores:
-    """Best scores of one sequence's scored rows, addressed by block row."""
+class TokenListener(Protocol):
+    """Hears every emitted token of a sequence, and may end it."""
 
-    first_row: int
-    best_ids: list[int]
-    best_logits: list[float]
-    margins: list[float]
-    logsumexp: list[float]
-
-    def choice(self, row: int) -> int:
-        return self.best_ids[row - self.first_row]
-
-    def margin(self, row: int) -> float:
-        return self.margins[row - self.first_row]
-
-    def probability(self, row: int) -> float:
-        index = row - self.first_row
-        return math.exp(self.best_logits[index] - self.logsumexp[index])
-
-
-@dataclass(frozen=True, slots=True)
-class _Selected:
-    """The tokens a pass gives a sequence, and the rows that chose them."""
-
-    token_ids: tuple[int, ...]
-    is_proposal: tuple[bool, ...]
-    chosen_by: tuple[int, ...]
-    path: tuple[int, ...]
-    num_proposed: int
-    next_drafts: DraftTree
+    def push(self, token_id: int) -> bool:
+        """A token; True ends the sequence with it."""
+        ...
 
 
 class _Sequence:
     """One sequence: its tokens, what of them is cached, and its drafts for the next pass."""
 
     def __init__(
-        self, index: int, prompt: Sequence[int], params: SamplingParams, *, k: int
+        self,
+        index: int,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        k: int,
+        eos_token_ids: frozenset[int],
     ) -> None:
         self.index = index
         self.params = params
         self.k = k
+        self.eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
+        self.stop_token_ids = frozenset(params.stop_token_ids)
+        self.chooser: Chooser | None = None
+        self.listener: TokenListener | None = None
+        self.choices: list[Choice] = []
         self.token_ids = list(prompt)
         self.prompt_len = len(self.token_ids)
         self.num_cached = 0
@@ -136,6 +136,15 @@ class _Sequence:
         self.first_token_at: float | None = None
         self.last_token_at: float | None = None
         self.finish_reason: FinishReason | None = None
+
+    def ends_with(self, token_id: int) -> FinishReason | None:
+        """The reason if this emitted token ends the sequence."""
+        is_text_ended = self.listener is not None and self.listener.push(token_id)
+        if token_id in self.eos_token_ids:
+            return FinishReason.EOS
+        if is_text_ended or token_id in self.stop_token_ids:
+            return FinishReason.STOP
+        return None
 
     @property
     def num_known(self) -> int:
@@ -178,6 +187,8 @@ class Decoder:
         prompts: Sequence[Sequence[int]],
         params: Sequence[SamplingParams],
         policy: BlockPolicy | None = None,
+        *,
+        listeners: Sequence[TokenListener] = (),
     ) -> Decoding:
         """Begin decoding these prompts as one batch; nothing runs yet.
 
@@ -185,19 +196,43 @@ class Decoder:
             prompts: token ids per sequence.
             params: parameters per sequence.
             policy: how passes are shaped; the default pads to the backend's widths.
+            listeners: per sequence, who hears its tokens; none by default.
 
         Raises:
             UsageError: a prompt is empty, too long or holds an unknown id, or k is out of range.
         """
         sequences = [
-            _Sequence(index, prompt, wish, k=self._resolve_k(wish))
+            _Sequence(
+                index,
+                prompt,
+                wish,
+                k=self._resolve_k(wish),
+                eos_token_ids=self.eos_token_ids,
+            )
             for index, (prompt, wish) in enumerate(zip(prompts, params, strict=True))
         ]
         policy = policy or BlockPolicy(widths=self.backend.widths)
         for sequence in sequences:
             self._check_prompt(sequence)
             _check_policy(sequence, policy)
+        self._add_choosers(sequences)
+        for sequence, listener in zip(sequences, listeners, strict=bool(listeners)):
+            sequence.listener = listener
         return Decoding(self, sequences, policy)
+
+    def _add_choosers(self, sequences: Sequence[_Sequence]) -> None:
+        """Choosers for the requests that need more than the best score; they share a buffer."""
+        wishing = [s for s in sequences if not s.params.is_plain_greedy]
+        vocab_size = self.backend.contract.vocab_size if wishing else 0
+        scratch = np.empty(vocab_size, dtype=np.float32)
+        for sequence in wishing:
+            sequence.chooser = Chooser(
+                sequence.params,
+                request=sequence.index,
+                prompt=sequence.token_ids,
+                end_token_ids=[*sequence.eos_token_ids, *sequence.stop_token_ids],
+                scratch=scratch,
+            )
 
     def _resolve_k(self, params: SamplingParams) -> int:
         k_max = self.backend.contract.k_max
@@ -273,6 +308,10 @@ class Decoding:
         sequence = self._sequences[index]
         return tuple(sequence.token_ids[sequence.prompt_len :])
 
+    def choices(self, index: int) -> tuple[Choice, ...]:
+        """How each emitted token was chosen, if the request asked for log-probabilities."""
+        return tuple(self._sequences[index].choices)
+
     def stats(self, index: int) -> GenerationStats:
         """Counts and times of a sequence so far."""
         sequence = self._sequences[index]
@@ -321,8 +360,8 @@ class Decoding:
             for sequence, part, row_scores in zip(sequences, parts, scores, strict=True)
         ]
         results = [
-            self._emit(sequence, choice, row_scores)
-            for sequence, choice, row_scores in zip(sequences, selected, scores, strict=True)
+            self._emit(sequence, choice)
+            for sequence, choice in zip(sequences, selected, strict=True)
         ]
         self._commit(parts, selected, results)
         for sequence, choice in zip(sequences, selected, strict=True):
@@ -346,10 +385,15 @@ class Decoding:
             scored_from=len(known) - 1 - sequence.num_unverified,
         )
 
-    def _score(self, parts: Sequence[Part]) -> list[_RowScores]:
-        """Run the pass and read the best scores of each sequence's rows."""
+    def _score(self, parts: Sequence[Part]) -> list[RowScores]:
+        """Run the pass; per sequence the scores of its rows."""
         wants_probability = any(s.params.select is Select.THRESHOLD for s in self._active)
-        outputs = Outputs.TOP | (Outputs.LOGSUMEXP if wants_probability else Outputs.NONE)
+        wants_logits = any(s.chooser is not None for s in self._active)
+        outputs = (
+            Outputs.TOP
+            | (Outputs.LOGSUMEXP if wants_probability else Outputs.NONE)
+            | (Outputs.LOGITS if wants_logits else Outputs.NONE)
+        )
         scores = self._forward(parts, outputs)
         top_ids, top_logits = scores.top()  # [batch, rows, top_c]
         logsumexp = scores.logsumexp().tolist() if wants_probability else [[]] * len(parts)
@@ -357,12 +401,27 @@ class Decoding:
         best_ids = top_ids[:, :, 0].tolist()
         best_logits = top_logits[:, :, 0].tolist()
         margins = (top_logits[:, :, 0] - top_logits[:, :, second]).tolist()
-        found = [
-            _RowScores(part.scored_from, best_ids[i], best_logits[i], margins[i], logsumexp[i])
-            for i, part in enumerate(parts)
-        ]
-        for sequence, part, row_scores in zip(self._active, parts, found, strict=True):
-            _check_finite(sequence, part, row_scores)
+        found = []
+        for i, (sequence, part) in enumerate(zip(self._active, parts, strict=True)):
+            best = BestScores(
+                ids=best_ids[i],
+                logits=best_logits[i],
+                margins=margins[i],
+                logsumexp=logsumexp[i],
+            )
+            _check_finite(sequence, part, best)
+            if sequence.chooser is None:
+                found.append(RowScores(part, best))
+            else:
+                found.append(
+                    ChosenRowScores(
+                        part,
+                        best,
+                        logits=scores.logits()[i],
+                        chooser=sequence.chooser,
+                        token_ids=sequence.token_ids,
+                    )
+                )
         return found
 
     def _forward(self, parts: Sequence[Part | None], outputs: Outputs) -> Scores:
@@ -396,19 +455,19 @@ class Decoding:
                 sequence.counts.passes += 1
                 sequence.counts.prefill_passes += 1
 
-    def _emit(self, sequence: _Sequence, selected: _Selected, scores: _RowScores) -> StepResult:
+    def _emit(self, sequence: _Sequence, selected: Selected) -> StepResult:
         """Append the selected tokens up to the end of the sequence, and count them."""
         until_length, until_context = self._room(sequence)
         token_ids, finish_reason = cut_at_end(
             selected.token_ids,
-            eos_token_ids=frozenset()
-            if sequence.params.ignore_eos
-            else self._decoder.eos_token_ids,
+            ends_with=sequence.ends_with,
             room=min(until_length, until_context),
             at_room=(
                 FinishReason.LENGTH if until_length <= until_context else FinishReason.CONTEXT
             ),
         )
+        if sequence.params.logprobs is not None:
+            sequence.choices += selected.choices[: len(token_ids)]
         sequence.token_ids.extend(token_ids)
         sequence.finish_reason = finish_reason
         now = time.perf_counter()
@@ -423,14 +482,14 @@ class Decoding:
         return StepResult(
             token_ids=token_ids,
             accepted=num_accepted,
-            margins=tuple(scores.margin(row) for row in selected.chosen_by[: len(token_ids)]),
+            margins=tuple(choice.margin for choice in selected.choices[: len(token_ids)]),
             finish_reason=finish_reason,
         )
 
     def _commit(
         self,
         parts: Sequence[Part],
-        selected: Sequence[_Selected],
+        selected: Sequence[Selected],
         results: Sequence[StepResult],
     ) -> None:
         """Commit the known rows and the accepted drafts that were emitted before the last token."""
@@ -444,7 +503,7 @@ class Decoding:
             committed.append(rows)
         self._backend.commit(self.cache, committed)
 
-    def _draft(self, sequence: _Sequence, selected: _Selected) -> None:
+    def _draft(self, sequence: _Sequence, selected: Selected) -> None:
         """Hand the proposals to the next pass, as deep as the sequence can still grow."""
         if sequence.params.select is Select.THRESHOLD:
             sequence.num_unverified = sequence.num_known - 1
@@ -464,56 +523,27 @@ class Decoding:
             self.cache.keep(kept)
 
 
-def _select(sequence: _Sequence, part: Part, scores: _RowScores) -> _Selected:
+def _select(sequence: _Sequence, part: Part, scores: RowScores) -> Selected:
     """Apply the sequence's selection rule to the scores of its rows."""
-    if sequence.params.select is Select.THRESHOLD:
-        return _select_threshold(sequence, part, scores)
-    return _select_exact(sequence, part.rows, scores)
+    if sequence.params.select is Select.EXACT:
+        return select_exact(sequence.drafts, part, scores)
+    _count_agreement(sequence, part, scores)
+    assert sequence.params.tau is not None, "checked by SamplingParams"
+    return select_threshold(part, scores, tau=sequence.params.tau)
 
 
-def _select_exact(sequence: _Sequence, rows: StepRows, scores: _RowScores) -> _Selected:
-    drafts = sequence.drafts
-    node_rows = [rows.row(node) for node in range(rows.num_drafts + 1)]
-    choices = [scores.choice(row) for row in node_rows]
-    path = accept_exact(drafts, choices)
-    nodes = (0, *path)
-    slots = proposing_rows(rows, path)
-    return _Selected(
-        token_ids=tuple(choices[node] for node in nodes),
-        is_proposal=(True,) * len(path) + (False,),
-        chosen_by=tuple(node_rows[node] for node in nodes),
-        path=path,
-        num_proposed=max(drafts.depths, default=0),
-        next_drafts=DraftTree.chain(tuple(scores.choice(row) for row in slots)),
-    )
-
-
-def _select_threshold(sequence: _Sequence, part: Part, scores: _RowScores) -> _Selected:
-    rows = part.rows
-    root = rows.row(0)
-    first = root - sequence.num_unverified
+def _count_agreement(sequence: _Sequence, part: Part, scores: RowScores) -> None:
+    """Compare the proposals that this pass reads with the model's own choice before each."""
+    first = part.rows.row(0) - sequence.num_unverified
     reread = part.token_ids[first + 1 :]
     sequence.counts.reread += len(reread)
     sequence.counts.agreed += sum(
-        scores.choice(row) == token for row, token in enumerate(reread, first)
-    )
-    slots = rows.slot_rows(0)
-    tau = sequence.params.tau
-    assert tau is not None, "checked by SamplingParams"
-    num_emitted = accept_threshold([scores.probability(row) for row in slots], tau)
-    chosen_by = (root, *slots[:num_emitted])
-    return _Selected(
-        token_ids=tuple(scores.choice(row) for row in chosen_by),
-        is_proposal=(False,) + (True,) * num_emitted,
-        chosen_by=chosen_by,
-        path=(),
-        num_proposed=len(slots),
-        next_drafts=NO_DRAFTS,
+        scores.choose(row, ()).token_id == token for row, token in enumerate(reread, first)
     )
 
 
-def _check_finite(sequence: _Sequence, part: Part, scores: _RowScores) -> None:
-    scored = scores.best_logits[: part.num_scored]
+def _check_finite(sequence: _Sequence, part: Part, best: BestScores) -> None:
+    scored = best.logits[: part.num_scored]
     if all(map(math.isfinite, scored)):
         return
     bad = next(i for i, logit in enumerate(scored) if not math.isfinite(logit))

@@ -16,14 +16,16 @@ from la_runtime.backends import open_backend
 from la_runtime.backends.base import Backend
 from la_runtime.bundle import Bundle, open_bundle
 from la_runtime.chat import ChatTemplate
+from la_runtime.choosing import Choice
 from la_runtime.decoder import BlockPolicy, Decoder, Decoding, StepResult
 from la_runtime.digests import DigestCheck
 from la_runtime.errors import UsageError
 from la_runtime.layout import Layout
-from la_runtime.sampling import SamplingParams, Select
+from la_runtime.sampling import LogitsProcessor, SamplingParams, Select
 from la_runtime.stats import GenerationStats
 from la_runtime.stopping import FinishReason
-from la_runtime.tokenizer import IncrementalDecoder, Tokenizer
+from la_runtime.text import GeneratedText
+from la_runtime.tokenizer import Tokenizer
 
 __all__ = [
     "DEFAULT_MAX_BATCH",
@@ -35,6 +37,7 @@ __all__ = [
     "Message",
     "Prompt",
     "RequestOptions",
+    "TokenLogprobs",
 ]
 
 DEFAULT_MAX_BATCH: Final = 8
@@ -47,6 +50,20 @@ class RequestOptions(TypedDict, total=False):
     """Keywords of one request; see `SamplingParams` for their meaning."""
 
     max_new_tokens: int
+    min_new_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    seed: int
+    stop: str | tuple[str, ...]
+    stop_token_ids: tuple[int, ...]
+    logprobs: int | None
+    logits_processors: tuple[LogitsProcessor, ...]
     k: int | None
     select: Select | str
     tau: float | None
@@ -55,13 +72,33 @@ class RequestOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLogprobs:
+    """Log-probabilities at one emitted token, under the model's own scores.
+
+    Args:
+        token_id: the emitted token.
+        logprob: its log-probability.
+        top: the best tokens with theirs, best first.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationResult:
-    """One finished generation. `token_ids` include the end-of-sequence token, `text` does not."""
+    """One finished generation.
+
+    `token_ids` include the token that ended it; `text` holds neither an end token nor a stop
+    string. `logprobs` has an entry per token if the request asked for them, else none.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     stats: GenerationStats
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +120,9 @@ class GenerationStream:
     A context manager: leaving it, or `close`, stops the generation and releases its cache.
     """
 
-    def __init__(self, decoding: Decoding, tokenizer: Tokenizer) -> None:
+    def __init__(self, decoding: Decoding, text: GeneratedText) -> None:
         self._decoding = decoding
-        self._detokenizer = IncrementalDecoder(tokenizer)
+        self._text = text
         self._pieces: list[str] = []
         self._has_prefilled = False
         self.finish_reason: FinishReason | None = None
@@ -106,9 +143,9 @@ class GenerationStream:
         ((_, result),) = run_pass()
         self._has_prefilled = True
         self.finish_reason = result.finish_reason
-        text = self._detokenizer.push(result.token_ids)
         if result.finish_reason is not None:
-            text += self._detokenizer.flush()
+            self._text.finish()
+        text = self._text.take()
         self._pieces.append(text)
         return Chunk(
             text=text,
@@ -131,6 +168,7 @@ class GenerationStream:
             token_ids=self._decoding.token_ids(0),
             finish_reason=self.finish_reason,
             stats=self._decoding.stats(0),
+            logprobs=_token_logprobs(self._decoding.choices(0)),
         )
 
     def close(self) -> None:
@@ -360,10 +398,9 @@ class Engine:
         Raises:
             UsageError: the prompt or an option is out of range.
         """
-        decoding = self._decoder.start(
-            [self.encode(prompt, chat=chat)], [self._make_params(params, options)], self._policy
-        )
-        return GenerationStream(decoding, self.tokenizer)
+        encoded = self.encode(prompt, chat=chat)
+        decoding, (text,) = self._start([encoded], self._make_params(params, options))
+        return GenerationStream(decoding, text)
 
     def prefill(
         self,
@@ -391,11 +428,20 @@ class Engine:
         _check_k(params.k, max(self.bundle.manifest.lookahead_lengths))
         return params
 
+    def _start(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams
+    ) -> tuple[Decoding, list[GeneratedText]]:
+        texts = [GeneratedText(self.tokenizer, params.stop_strings) for _ in prompts]
+        wishes = [params] * len(prompts)
+        decoding = self._decoder.start(prompts, wishes, self._policy, listeners=texts)
+        return decoding, texts
+
     def _generate_batch(
         self, prompts: Sequence[tuple[int, ...]], params: SamplingParams
     ) -> list[GenerationResult]:
         reasons: dict[int, FinishReason] = {}
-        with self._decoder.start(prompts, [params] * len(prompts), self._policy) as decoding:
+        decoding, texts = self._start(prompts, params)
+        with decoding:
             results = decoding.prefill()
             while True:
                 for index, result in results:
@@ -404,17 +450,26 @@ class Engine:
                 if decoding.is_done:
                     break
                 results = decoding.step()
-            return [self._finish(decoding, index, reasons[index]) for index in range(len(prompts))]
+        for text in texts:
+            text.finish()
+        return [
+            GenerationResult(
+                text=text.take(),
+                token_ids=decoding.token_ids(index),
+                finish_reason=reasons[index],
+                stats=decoding.stats(index),
+                logprobs=_token_logprobs(decoding.choices(index)),
+            )
+            for index, text in enumerate(texts)
+        ]
 
-    def _finish(self, decoding: Decoding, index: int, reason: FinishReason) -> GenerationResult:
-        token_ids = decoding.token_ids(index)
-        text = IncrementalDecoder(self.tokenizer)
-        return GenerationResult(
-            text=text.push(token_ids) + text.flush(),
-            token_ids=token_ids,
-            finish_reason=reason,
-            stats=decoding.stats(index),
-        )
+
+def _token_logprobs(choices: Sequence[Choice]) -> tuple[TokenLogprobs, ...]:
+    return tuple(
+        TokenLogprobs(token_id=choice.token_id, logprob=choice.logprob, top=choice.top_logprobs)
+        for choice in choices
+        if choice.logprob is not None
+    )
 
 
 def _is_messages(prompt: Prompt | Sequence[Prompt]) -> bool:

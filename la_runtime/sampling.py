@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from la_runtime.errors import UsageError
 from la_runtime.layout import Layout
 
-__all__ = ["DEFAULT_MAX_NEW_TOKENS", "SamplingParams", "Select"]
+__all__ = ["DEFAULT_MAX_NEW_TOKENS", "LogitsProcessor", "SamplingParams", "Select"]
 
 DEFAULT_MAX_NEW_TOKENS: Final = 256
+_MOST_LOGPROBS: Final = 1000
+
+LogitsProcessor: TypeAlias = Callable[[Sequence[int], NDArray[np.float32]], None]
+"""Called once per looked-at row with the token ids before it (prompt, output and the drafts on its
+path) and its scores [vocab_size], which it changes in place; -inf forbids a token."""
 
 
 class Select(StrEnum):
@@ -27,33 +38,85 @@ class Select(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """Parameters of one request. Decoding is greedy: a token is the argmax, ties to the lowest id.
+    """Parameters of one request. Speculation never changes what they give.
+
+    A token is the argmax of the adjusted scores when `temperature` is 0 (ties to the lowest id),
+    else the argmax over the filters' survivors of score / temperature plus Gumbel noise, which
+    depends on seed, position and token alone: equal seeds give equal texts, whatever k, layout
+    or batch. Adjustments apply in this order: `logit_bias`, `repetition_penalty`, presence and
+    frequency penalties, `min_new_tokens`, `logits_processors`; then the temperature; then the
+    filters `top_k`, `top_p`, `min_p`, each over what the one before it left.
 
     Args:
         max_new_tokens: most tokens to generate, at least 1.
+        min_new_tokens: no end token or stop id before this many tokens.
+        temperature: 0 is greedy.
+        top_k: keep the k best tokens; 0 keeps all.
+        top_p: keep the smallest set of best tokens with this probability; 1 keeps all.
+        min_p: keep tokens with at least this share of the best one's probability; 0 keeps all.
+        repetition_penalty: divides positive and multiplies negative scores of tokens in prompt
+            or output; 1 is none.
+        presence_penalty: subtracted from the score of every token in the output.
+        frequency_penalty: subtracted once per occurrence in the output.
+        logit_bias: added to the scores of these token ids.
+        seed: chooses the noise.
+        stop: texts (or one text) that end the output; neither they nor what follows is part of it.
+        stop_token_ids: further tokens that end the output.
+        ignore_eos: go on past end-of-sequence tokens.
+        logprobs: report this many best tokens' log-probabilities per token; None reports none.
+        logits_processors: see `LogitsProcessor`; called in order.
         k: lookahead length; None takes the engine's. 0 is plain decoding.
         select: selection rule.
         tau: probability in [0, 1] from which `threshold` emits a proposal; for it alone.
         layout: where `exact` puts lookaheads; None takes `Layout.ROOT_ONLY`.
-        ignore_eos: go on past end-of-sequence tokens.
 
     Raises:
         UsageError: a value is out of range, or given to a rule that has no use for it.
     """
 
     max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS
+    min_new_tokens: int = 0
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    seed: int = 0
+    stop: str | tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    logits_processors: tuple[LogitsProcessor, ...] = ()
     k: int | None = None
     select: Select = Select.EXACT
     tau: float | None = None
     layout: Layout | None = None
-    ignore_eos: bool = False
 
     def __post_init__(self) -> None:
         _set_enum(self, "select", Select)
         if self.layout is not None:
             _set_enum(self, "layout", Layout)
-        if self.max_new_tokens < 1:
-            raise UsageError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+        for name in ("stop_token_ids", "logits_processors"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        object.__setattr__(self, "logit_bias", MappingProxyType(dict(self.logit_bias)))
+        _check_range("max_new_tokens", self.max_new_tokens, at_least=1)
+        _check_range("min_new_tokens", self.min_new_tokens, at_least=0, at_most=self.max_new_tokens)
+        _check_range("temperature", self.temperature, at_least=0)
+        _check_range("top_k", self.top_k, at_least=0)
+        _check_range("top_p", self.top_p, above=0, at_most=1)
+        _check_range("min_p", self.min_p, at_least=0, at_most=1)
+        _check_range("repetition_penalty", self.repetition_penalty, above=0)
+        _check_range("presence_penalty", self.presence_penalty)
+        _check_range("frequency_penalty", self.frequency_penalty)
+        for token_id, bias in self.logit_bias.items():
+            _check_range(f"logit_bias of token {token_id}", bias)
+        if self.logprobs is not None:
+            _check_range("logprobs", self.logprobs, at_least=0, at_most=_MOST_LOGPROBS)
+        if "" in self.stop_strings:
+            raise UsageError("a stop string is empty; leave it out or give at least one character")
         if self.k is not None and self.k < 0:
             raise UsageError(f"k must be 0 or more, got {self.k}; 0 is plain decoding")
         if self.select is Select.THRESHOLD:
@@ -63,11 +126,38 @@ class SamplingParams:
                 f"tau is for select 'threshold' only, got tau {self.tau} with select 'exact'"
             )
 
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as a tuple."""
+        return (self.stop,) if isinstance(self.stop, str) else self.stop
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """Whether the best of the model's own scores is the token, so that nothing else is read."""
+        return self.temperature == 0 and not self.has_adjustments and self.logprobs is None
+
+    @property
+    def has_adjustments(self) -> bool:
+        """Whether scores are changed before a token is chosen."""
+        return (
+            self.repetition_penalty != 1
+            or self.presence_penalty != 0
+            or self.frequency_penalty != 0
+            or bool(self.logit_bias)
+            or bool(self.logits_processors)
+            or self.min_new_tokens > 0
+        )
+
     def _check_threshold(self) -> None:
         if self.layout is not None:
             raise UsageError(
                 f"layout '{self.layout}' is for select 'exact' only: 'threshold' puts one group "
                 "behind the last token; leave the layout out"
+            )
+        if not self.is_plain_greedy:
+            raise UsageError(
+                "select 'threshold' is greedy: leave out temperature, penalties, logit_bias, "
+                "min_new_tokens, logprobs and logits_processors, or use select 'exact'"
             )
         if self.tau is None:
             raise UsageError("select 'threshold' needs tau, a probability in [0, 1]")
@@ -75,11 +165,30 @@ class SamplingParams:
             raise UsageError(f"tau must be a probability in [0, 1], got {self.tau}")
 
 
-def _set_enum(params: SamplingParams, field: str, kind: type[StrEnum]) -> None:
+def _check_range(
+    name: str,
+    value: float,
+    *,
+    at_least: float = -math.inf,
+    above: float = -math.inf,
+    at_most: float = math.inf,
+) -> None:
+    if not math.isfinite(value):
+        raise UsageError(f"{name} must be a finite number, got {value}")
+    if value < at_least or value > at_most or (value == above):
+        bounds = [f"at least {at_least}"] * math.isfinite(at_least)
+        bounds += [f"more than {above}"] * math.isfinite(above)
+        bounds += [f"at most {at_most}"] * math.isfinite(at_most)
+        raise UsageError(f"{name} must be {' and '.join(bounds)}, got {value}")
+    if value < above:
+        raise UsageError(f"{name} must be more than {above}, got {value}")
+
+
+def _set_enum(params: SamplingParams, field_name: str, kind: type[StrEnum]) -> None:
     """Accept the plain string of an enum field."""
-    value = getattr(params, field)
+    value = getattr(params, field_name)
     try:
-        object.__setattr__(params, field, kind(value))
+        object.__setattr__(params, field_name, kind(value))
     except ValueError as error:
         known = ", ".join(f"'{member}'" for member in kind)
-        raise UsageError(f"{field} must be one of {known}, got {value!r}") from error
+        raise UsageError(f"{field_name} must be one of {known}, got {value!r}") from error

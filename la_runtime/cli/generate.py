@@ -48,6 +48,20 @@ __all__ = ["generate"]
 @click.option(
     "--max-new-tokens", type=int, default=DEFAULT_MAX_NEW_TOKENS, show_default=True, metavar="N"
 )
+@click.option(
+    "--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.", metavar="T"
+)
+@click.option("--top-k", type=int, default=0, help="Keep the N best tokens.", metavar="N")
+@click.option("--top-p", type=float, default=1.0, help="Keep this much probability.", metavar="P")
+@click.option(
+    "--min-p", type=float, default=0.0, help="Keep tokens of this share of the best.", metavar="P"
+)
+@click.option("--repetition-penalty", type=float, default=1.0, metavar="X")
+@click.option("--presence-penalty", type=float, default=0.0, metavar="X")
+@click.option("--frequency-penalty", type=float, default=0.0, metavar="X")
+@click.option("--seed", type=int, default=0, show_default=True, help="Chooses the noise.")
+@click.option("--stop", multiple=True, help="End before this text; may be repeated.")
+@click.option("--min-new-tokens", type=int, default=0, metavar="N", help="No end before N tokens.")
 @click.option("--ignore-eos", is_flag=True, help="Go on past end-of-sequence tokens.")
 @click.option("--threads", type=int, default=0, help="Threads per pass.  [default: all cores]")
 @click.option("--stats", is_flag=True, help="Print statistics to stderr.")
@@ -63,6 +77,16 @@ def generate(
     tau: float | None,
     layout: str | None,
     max_new_tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    min_p: float,
+    repetition_penalty: float,
+    presence_penalty: float,
+    frequency_penalty: float,
+    seed: int,
+    stop: tuple[str, ...],
+    min_new_tokens: int,
     ignore_eos: bool,
     threads: int,
     stats: bool,
@@ -79,6 +103,16 @@ def generate(
     # Made before the bundle is opened: a wrong option should not cost seconds.
     params = SamplingParams(
         max_new_tokens=max_new_tokens,
+        min_new_tokens=min_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        seed=seed,
+        stop=stop,
         k=k,
         select=Select(select),
         tau=tau,

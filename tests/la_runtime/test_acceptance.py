@@ -16,7 +16,7 @@ from la_runtime.layout import NO_DRAFTS, DraftTree, Group, Layout, make_rows
     choices=st.lists(st.integers(0, 2), min_size=7, max_size=7),
 )
 def test_a_chain_is_accepted_up_to_its_first_difference(drafts, choices):
-    path = accept_exact(DraftTree.chain(tuple(drafts)), choices)
+    path = accept_exact(DraftTree.chain(tuple(drafts)), choices.__getitem__)
 
     equal = [d == c for d, c in zip(drafts, choices, strict=False)]
     length = equal.index(False) if False in equal else len(equal)
@@ -27,11 +27,18 @@ def test_a_tree_is_followed_where_the_model_goes():
     """Root -> 5 or 6; 6 -> 7 or 8; 8 -> 9. The model says 6, 8, then something else."""
     tree = DraftTree(token_ids=(5, 6, 7, 8, 9), parents=(0, 0, 2, 2, 4))
 
-    assert accept_exact(tree, [6, 0, 8, 0, 1, 0]) == (2, 4)
+    asked = []
+
+    def choose(node):
+        asked.append(node)
+        return [6, 0, 8, 0, 1, 0][node]
+
+    assert accept_exact(tree, choose) == (2, 4)
+    assert asked == [0, 2, 4], "no other row is looked at"
 
 
 def test_without_drafts_nothing_is_accepted():
-    assert accept_exact(NO_DRAFTS, [3]) == ()
+    assert accept_exact(NO_DRAFTS, lambda node: 3) == ()
 
 
 @pytest.mark.parametrize(

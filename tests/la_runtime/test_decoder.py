@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from la_runtime.backends.fake import FakeBackend
-from la_runtime.decoder import BlockPolicy
+from la_runtime.decoder import BlockPolicy, Decoder
 from la_runtime.errors import NonFiniteScoreError, UsageError
 from la_runtime.layout import Layout
 from la_runtime.sampling import SamplingParams, Select
@@ -20,6 +22,7 @@ from tests.la_runtime.toy import (
     decode,
     decode_plainly,
     emitted,
+    sample_plainly,
 )
 
 PROMPT = (3, 1, 4, 1, 5)
@@ -272,3 +275,107 @@ def test_the_longest_prompt_leaves_room_for_one_token():
 
     assert emitted(results[0]) == decode_plainly(prompt, 1)
     assert results[0][-1].finish_reason is FinishReason.CONTEXT
+
+
+sampling_params = st.fixed_dictionaries(
+    {
+        "temperature": st.sampled_from([0.0, 0.5, 1.0, 2.0]),
+        "top_k": st.sampled_from([0, 1, 2, 5]),
+        "top_p": st.sampled_from([0.3, 0.9, 1.0]),
+        "min_p": st.sampled_from([0.0, 0.1]),
+        "repetition_penalty": st.sampled_from([0.7, 1.0, 1.8]),
+        "presence_penalty": st.sampled_from([0.0, -0.5, 3.0]),
+        "frequency_penalty": st.sampled_from([0.0, 0.7]),
+        "logit_bias": st.dictionaries(
+            st.integers(0, VOCAB_SIZE - 1), st.sampled_from([-100.0, -1.0, 4.0]), max_size=3
+        ),
+        "seed": st.integers(0, 2**64 - 1),
+        "stop_token_ids": st.sampled_from([(), (2,), (0, 7)]),
+        "ignore_eos": st.booleans(),
+        "min_new_tokens": st.sampled_from([0, 0, 4]),
+        "max_new_tokens": st.integers(4, 20),
+        "logprobs": st.sampled_from([None, 0, 3]),
+    }
+)
+
+
+@given(batch=prompts, seed=st.integers(0, 3), data=st.data())
+def test_sampled_decoding_equals_plain_sampling_by_seed(batch, seed, data):
+    """Any parameters per prompt, k, layout and batch, with slots that are right now and then."""
+    params = [
+        SamplingParams(
+            **data.draw(sampling_params), k=data.draw(lookahead_lengths), layout=data.draw(layouts)
+        )
+        for _ in batch
+    ]
+    truths = [
+        sample_plainly(prompt, wish, seed=seed, eos_token_ids=(11,))
+        for prompt, wish in zip(batch, params, strict=True)
+    ]
+    futures = []
+    for prompt, truth in zip(batch, truths, strict=True):
+        future = [*prompt, *(choice.token_id for choice in truth)]
+        wrong = data.draw(st.sets(st.integers(0, len(future) - 1), max_size=6))
+        futures.append([(t + 1) % VOCAB_SIZE if i in wrong else t for i, t in enumerate(future)])
+    backend = FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX, seed=seed, slot_oracle=futures)
+    decoder = Decoder(backend, context=CONTEXT, eos_token_ids=(11,))
+
+    with decoder.start(batch, params) as decoding:
+        results = [*decoding.prefill()]
+        while not decoding.is_done:
+            results += decoding.step()
+
+    for index, (wish, truth) in enumerate(zip(params, truths, strict=True)):
+        found = [result for i, result in results if i == index]
+        assert emitted(found) == [choice.token_id for choice in truth]
+        assert [m for result in found for m in result.margins] == [c.margin for c in truth]
+        assert decoding.choices(index) == (() if wish.logprobs is None else tuple(truth))
+        last = truth[-1].token_id
+        if last == 11 and not wish.ignore_eos:
+            assert found[-1].finish_reason is FinishReason.EOS
+        elif last in wish.stop_token_ids:
+            assert found[-1].finish_reason is FinishReason.STOP
+        else:
+            assert found[-1].finish_reason is FinishReason.LENGTH
+
+
+def test_perfect_drafts_of_a_sampled_text_are_all_accepted():
+    """Slots that propose the sampled continuation are verified with the same noise."""
+    params = SamplingParams(
+        temperature=1.0, seed=5, k=4, layout=Layout.FULL, max_new_tokens=16, top_p=0.9
+    )
+    truth = [choice.token_id for choice in sample_plainly(PROMPT, params)]
+    backend = FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX, slot_oracle=[[*PROMPT, *truth]])
+
+    results, stats = decode(backend, [PROMPT], [params])
+
+    assert emitted(results[0]) == truth
+    assert stats[0].tokens_per_pass == 5.0
+
+
+def test_processors_see_the_draft_prefix_and_only_rows_that_are_reached():
+    """A grammar: called once per chosen token in plain decoding, with exactly its history."""
+    plain_calls, calls = [], []
+
+    def record(into):
+        def process(token_ids, scores):
+            into.append(tuple(token_ids))
+            scores[token_ids[-1]] = -np.inf
+
+        return process
+
+    options = {"temperature": 1.0, "max_new_tokens": 13, "layout": Layout.FULL}
+    plain = SamplingParams(**options, k=0, logits_processors=(record(plain_calls),))
+    truth = [choice.token_id for choice in sample_plainly(PROMPT, plain)]
+    plain_calls.clear()
+    backend = FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX, slot_oracle=[[*PROMPT, *truth]])
+    decode(backend, [PROMPT], [plain])
+    ahead = SamplingParams(**options, k=3, logits_processors=(record(calls),))
+
+    results, _ = decode(backend, [PROMPT], [ahead])
+
+    assert emitted(results[0]) == truth
+    assert all(a != b for a, b in pairwise(truth))
+    histories = [(*PROMPT, *truth[:i]) for i in range(13)]
+    assert plain_calls == histories
+    assert set(histories) <= set(calls)

@@ -292,3 +292,53 @@ def test_params_and_keywords_together_are_refused(engine):
 def test_impossible_engine_options_are_refused(tiny_bundle, options, message):
     with pytest.raises(UsageError, match=message):
         Engine.open(tiny_bundle, **options)
+
+
+@pytest.mark.parametrize("layout", Layout)
+@pytest.mark.parametrize("k", [2, 4])
+def test_sampling_by_seed_does_not_depend_on_k_layout_or_batch(engine, k, layout):
+    """Differences would be near-ties of float sums, noise included: none within these texts."""
+    options = {"temperature": 0.8, "top_p": 0.95, "repetition_penalty": 1.2, "max_new_tokens": 12}
+    texts = PROMPTS[:3]
+    plain = [engine.generate(text, k=0, seed=7, **options) for text in texts]
+
+    batched = engine.generate(list(texts), k=k, layout=layout, seed=7, **options)
+
+    for text, expected, found in zip(texts, plain, batched, strict=True):
+        assert found.token_ids == expected.token_ids
+        alone = engine.generate(text, k=k, layout=layout, seed=7, **options)
+        assert alone.token_ids == expected.token_ids
+    others = [engine.generate(text, k=k, seed=8, **options).token_ids for text in texts]
+    assert others != [result.token_ids for result in plain]
+
+
+def test_a_stop_string_cuts_text_tokens_and_stream_alike(engine):
+    whole = engine.generate(PROMPTS[0], max_new_tokens=NUM_TOKENS)
+    stop = whole.text[len(whole.text) // 2 :][:3]
+    cut = whole.text.index(stop)
+
+    for k in (0, 4):
+        found = engine.generate(PROMPTS[0], k=k, stop=stop, max_new_tokens=NUM_TOKENS)
+        with engine.stream(PROMPTS[0], k=k, stop=stop, max_new_tokens=NUM_TOKENS) as stream:
+            streamed = "".join(chunk.text for chunk in stream)
+        assert found.text == streamed == stream.result.text == whole.text[:cut]
+        assert found.finish_reason is FinishReason.STOP
+        assert found.token_ids == whole.token_ids[: len(found.token_ids)]
+        assert stop in engine.tokenizer.decode(found.token_ids)
+        assert stop not in engine.tokenizer.decode(found.token_ids[:-1])
+
+
+def test_logprobs_equal_those_of_pytorch(engine, reference):
+    prompt = engine.encode(PROMPTS[0])
+
+    result = engine.generate(prompt, k=4, logprobs=2, max_new_tokens=NUM_TOKENS)
+
+    logits = reference.scores([*prompt, *result.token_ids]).astype(np.float64)
+    logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    assert [entry.token_id for entry in result.logprobs] == list(result.token_ids)
+    for position, entry in enumerate(result.logprobs, len(prompt) - 1):
+        row = logprobs[position]
+        assert entry.logprob == pytest.approx(row[entry.token_id], abs=TOLERANCE)
+        assert [token for token, _ in entry.top] == np.argsort(-row)[:2].tolist()
+        for token, logprob in entry.top:
+            assert logprob == pytest.approx(row[token], abs=TOLERANCE)

@@ -24,7 +24,12 @@ def test_cutting_a_block_equals_stopping_token_by_token(token_ids, eos, room):
         if reason:
             break
 
-    assert cut_at_end(token_ids, eos_token_ids=eos, room=room, at_room=FinishReason.LENGTH) == (
-        tuple(kept),
-        reason,
-    )
+    asked = []
+
+    def ends_with(token_id):
+        asked.append(token_id)
+        return FinishReason.EOS if token_id in eos else None
+
+    found = cut_at_end(token_ids, ends_with=ends_with, room=room, at_room=FinishReason.LENGTH)
+    assert found == (tuple(kept), reason)
+    assert asked == kept, "no token after the end is heard"

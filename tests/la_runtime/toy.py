@@ -8,6 +8,7 @@ import numpy as np
 
 from la_runtime.backends.base import CacheSizing, Outputs, StepInputs
 from la_runtime.backends.fake import FakeBackend
+from la_runtime.choosing import Choice, Chooser
 from la_runtime.decoder import BlockPolicy, Decoder, StepResult
 from la_runtime.sampling import SamplingParams
 from la_runtime.stats import GenerationStats
@@ -17,8 +18,8 @@ K_MAX = 6
 CONTEXT = 200
 
 
-def next_token(backend: FakeBackend, token_ids: Sequence[int]) -> int:
-    """The toy model's token after a prefix: one causal pass without a cache."""
+def next_logits(backend: FakeBackend, token_ids: Sequence[int]) -> np.ndarray:
+    """[vocab_size] logits after a prefix: one causal pass without a cache."""
     length = len(token_ids)
     mask = np.where(np.tri(length, dtype=bool), 0.0, -1e9).astype(np.float32)
     state = backend.allocate(1, CacheSizing.EXACT)
@@ -32,7 +33,34 @@ def next_token(backend: FakeBackend, token_ids: Sequence[int]) -> int:
             outputs=Outputs.LOGITS,
         ),
     )
-    return int(np.argmax(scores.logits()[0, 0]))
+    return scores.logits()[0, 0]
+
+
+def sample_plainly(
+    prompt: Sequence[int],
+    params: SamplingParams,
+    *,
+    seed: int = 0,
+    eos_token_ids: Sequence[int] = (),
+) -> list[Choice]:
+    """What the toy model says after a prompt under these parameters, token by token."""
+    backend = FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX, seed=seed)
+    ends = {*params.stop_token_ids, *(() if params.ignore_eos else eos_token_ids)}
+    chooser = Chooser(
+        params,
+        request=0,
+        prompt=prompt,
+        end_token_ids=tuple(ends),
+        scratch=np.empty(VOCAB_SIZE, dtype=np.float32),
+    )
+    token_ids = list(prompt)
+    choices: list[Choice] = []
+    while len(choices) < params.max_new_tokens:
+        choices.append(chooser.choose(next_logits(backend, token_ids), token_ids))
+        token_ids.append(choices[-1].token_id)
+        if token_ids[-1] in ends:
+            break
+    return choices
 
 
 def decode_plainly(
@@ -47,7 +75,7 @@ def decode_plainly(
     backend = FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX, seed=seed)
     token_ids = list(prompt)
     while len(token_ids) < min(len(prompt) + num_tokens, context):
-        token_ids.append(next_token(backend, token_ids))
+        token_ids.append(int(np.argmax(next_logits(backend, token_ids))))
         if token_ids[-1] in eos_token_ids:
             break
     return token_ids[len(prompt) :]

@@ -76,6 +76,30 @@ def test_the_prompt_may_come_from_a_file_or_stdin(tiny_bundle, tmp_path):
     assert run(*options, stdin=PROMPT.encode()).stdout == said
 
 
+def test_sampling_options_are_those_of_the_api(tiny_bundle, engine):
+    options = {
+        "temperature": 0.9,
+        "top_k": 40,
+        "top_p": 0.95,
+        "min_p": 0.01,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": 0.1,
+        "seed": 3,
+        "min_new_tokens": 2,
+        "max_new_tokens": 12,
+    }
+    expected = engine.generate(PROMPT, stop=("e",), **options)
+    flags = [
+        flag for name, value in options.items() for flag in (f"--{name.replace('_', '-')}", value)
+    ]
+
+    result = run(tiny_bundle, "--prompt", PROMPT, "--stop", "e", *flags, "--json")
+
+    assert json.loads(result.stdout)["token_ids"] == list(expected.token_ids)
+    assert json.loads(result.stdout)["finish_reason"] == expected.finish_reason
+
+
 def test_threshold_reports_agreement(tiny_bundle):
     result = run(
         tiny_bundle, "--prompt", PROMPT, "--select", "threshold", "--tau", 0, "--stats",
@@ -101,6 +125,9 @@ def test_threshold_reports_agreement(tiny_bundle):
         ),
         (["--layout", "wide"], ExitCode.USAGE, "'wide' is not one of 'root-only', 'full'"),
         (["--max-new-tokens", "0"], ExitCode.USAGE, "max_new_tokens must be at least 1"),
+        (["--temperature", "-1"], ExitCode.USAGE, "temperature must be at least 0, got -1.0"),
+        (["--top-p", "0"], ExitCode.USAGE, "top_p must be more than 0"),
+        (["--stop", ""], ExitCode.USAGE, "a stop string is empty"),
         (["--threads", "-2"], ExitCode.USAGE, "threads must be at least 0, got -2"),
         (["--prompt-file", "absent"], ExitCode.USAGE, "'absent' does not exist"),
     ],

@@ -1,0 +1,248 @@
+"""From one row of logits to one token: adjustments, filters and noise.
+
+Everything depends on the row, the tokens before it, the request's parameters and the position of
+the token being chosen; on nothing else. So speculation, batches and drafts cannot change a token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from la_runtime.errors import LookaheadError, NonFiniteScoreError, UsageError
+from la_runtime.sampling import SamplingParams
+
+__all__ = ["Choice", "Chooser", "gumbel_noise", "survivors"]
+
+_GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """One chosen token.
+
+    Args:
+        token_id: the token.
+        margin: best minus second-best score, noise included; infinite when one survived alone.
+        logprob: log-probability of the token under the model's own scores, when asked for.
+        top_logprobs: the best tokens with theirs, best first, when asked for.
+    """
+
+    token_id: int
+    margin: float
+    logprob: float | None = None
+    top_logprobs: tuple[tuple[int, float], ...] = ()
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """splitmix64's finalizer: a bijection of 64-bit integers that scatters them.
+
+    Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014.
+    """
+    mixed = values + _GOLDEN
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+def gumbel_noise(
+    seed: int, position: int | NDArray[np.int64], token_ids: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Standard Gumbel noise per token, a function of seed, position and token id alone.
+
+    Adding it to log-probabilities and taking the argmax draws from the distribution.
+
+    Args:
+        seed: of the request; any integer.
+        position: of the token being chosen.
+        token_ids: [tokens]; with an array of positions, the two broadcast.
+
+    Returns:
+        [tokens] float64.
+
+    Source: Maddison, Tarlow, Minka: A* sampling, NeurIPS 2014 (the Gumbel-max trick).
+    """
+    state = _mix(np.asarray([seed % 2**64], dtype=np.uint64))
+    state = _mix(state ^ np.asarray(position).astype(np.uint64))
+    hashed = _mix(state ^ _mix(token_ids.astype(np.uint64)))
+    uniform = ((hashed >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53  # in (0, 1)
+    return np.asarray(-np.log(-np.log(uniform)))
+
+
+def survivors(
+    scores: NDArray[np.float32], *, top_k: int, top_p: float, min_p: float
+) -> NDArray[np.int64]:
+    """Token ids that pass the filters, ascending. Ties at a cut go to the lowest ids.
+
+    Args:
+        scores: [vocab_size], already divided by the temperature; -inf never survives.
+        top_k: see `SamplingParams`.
+        top_p: see `SamplingParams`.
+        min_p: see `SamplingParams`.
+    """
+    if top_k == 0 and top_p == 1.0:
+        if min_p == 0.0:
+            return np.flatnonzero(scores > -np.inf)
+        return np.flatnonzero(scores >= scores.max() + math.log(min_p))
+    kept = _best(scores, top_k)  # best first
+    kept_scores = scores[kept].astype(np.float64)
+    if top_p < 1.0:
+        weights = np.exp(kept_scores - kept_scores[0])
+        before = np.cumsum(weights) - weights
+        kept_scores = kept_scores[before < top_p * weights.sum()]
+    if min_p > 0.0:
+        kept_scores = kept_scores[kept_scores >= kept_scores[0] + math.log(min_p)]
+    return np.sort(kept[: len(kept_scores)])
+
+
+def _best(scores: NDArray[np.float32], top_k: int) -> NDArray[np.int64]:
+    """The `top_k` best finite ids (0: all), best first, ties to the lowest id."""
+    candidates = np.flatnonzero(scores > -np.inf)
+    if 0 < top_k < len(candidates):
+        finite = scores[candidates]
+        cut = np.partition(finite, len(finite) - top_k)[len(finite) - top_k]
+        candidates = candidates[finite >= cut]
+    order = np.argsort(-scores[candidates], kind="stable")
+    best = candidates[order]
+    return best[:top_k] if top_k else best
+
+
+class Chooser:
+    """Chooses the tokens of one request.
+
+    Args:
+        params: of the request.
+        request: its index, for messages.
+        prompt: its token ids.
+        end_token_ids: tokens that `min_new_tokens` holds back.
+        scratch: [vocab_size] float32, overwritten by every call; may be shared.
+
+    Raises:
+        UsageError: a `logit_bias` names a token outside the vocabulary.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        request: int,
+        prompt: Sequence[int],
+        end_token_ids: Sequence[int],
+        scratch: NDArray[np.float32],
+    ) -> None:
+        vocab_size = len(scratch)
+        for token_id in params.logit_bias:
+            if not 0 <= token_id < vocab_size:
+                raise UsageError(
+                    f"logit_bias names token {token_id}; ids go from 0 to {vocab_size - 1}"
+                )
+        self._params = params
+        self._request = request
+        self._scratch = scratch
+        self._prompt_len = len(prompt)
+        self._prompt_ids = np.unique(np.asarray(prompt, dtype=np.int64))
+        self._end_token_ids = np.asarray(sorted(end_token_ids), dtype=np.int64)
+        self._bias_ids = np.asarray(list(params.logit_bias), dtype=np.int64)
+        self._biases = np.asarray(list(params.logit_bias.values()), dtype=np.float32)
+
+    def choose(self, logits: NDArray[np.float32], token_ids: Sequence[int]) -> Choice:
+        """The token after `token_ids`.
+
+        Args:
+            logits: [vocab_size] scores of the row of the last of them; not changed.
+            token_ids: prompt, output, and the drafts on the row's path.
+
+        Raises:
+            NonFiniteScoreError: a logit is NaN or infinite, or nothing may be chosen.
+            LookaheadError: a logits processor failed.
+        """
+        params = self._params
+        position = len(token_ids)
+        if not np.isfinite(logits).all():
+            raise NonFiniteScoreError(
+                f"the model gave a score that is NaN or infinite in request {self._request} at "
+                f"position {position - 1}; check the checkpoint, or build at higher precision"
+            )
+        scores = self._scratch
+        np.copyto(scores, logits)
+        if params.has_adjustments:
+            self._adjust(scores, token_ids)
+        if params.temperature == 0:
+            token_id, margin = self._greedy(scores, position)
+        else:
+            token_id, margin = self._sample(scores, position)
+        if params.logprobs is None:
+            return Choice(token_id=token_id, margin=margin)
+        logprob, top = _logprobs(logits, token_id, params.logprobs)
+        return Choice(token_id=token_id, margin=margin, logprob=logprob, top_logprobs=top)
+
+    def _adjust(self, scores: NDArray[np.float32], token_ids: Sequence[int]) -> None:
+        params = self._params
+        if len(self._bias_ids):
+            scores[self._bias_ids] += self._biases
+        counts = Counter(token_ids[self._prompt_len :])
+        said = np.fromiter(counts, dtype=np.int64, count=len(counts))
+        if params.repetition_penalty != 1:
+            seen = np.union1d(self._prompt_ids, said)
+            values = scores[seen]
+            penalty = np.float32(params.repetition_penalty)
+            scores[seen] = np.where(values > 0, values / penalty, values * penalty)
+        if params.presence_penalty != 0 or params.frequency_penalty != 0:
+            times = np.fromiter(counts.values(), dtype=np.float32, count=len(counts))
+            scores[said] -= (
+                np.float32(params.presence_penalty) + np.float32(params.frequency_penalty) * times
+            )
+        if len(token_ids) - self._prompt_len < params.min_new_tokens:
+            scores[self._end_token_ids] = -np.inf
+        for processor in params.logits_processors:
+            try:
+                processor(token_ids, scores)
+            except Exception as error:
+                raise LookaheadError(
+                    f"a logits processor failed in request {self._request} at position "
+                    f"{len(token_ids)}: {type(error).__name__}: {error}"
+                ) from error
+
+    def _greedy(self, scores: NDArray[np.float32], position: int) -> tuple[int, float]:
+        token_id = int(np.argmax(scores))
+        best = float(scores[token_id])
+        self._check_choosable(best, position)
+        scores[token_id] = -np.inf
+        return token_id, best - float(scores.max())
+
+    def _sample(self, scores: NDArray[np.float32], position: int) -> tuple[int, float]:
+        params = self._params
+        best = float(scores.max())
+        self._check_choosable(best, position)
+        scores -= np.float32(best)
+        scores /= np.float32(params.temperature)
+        ids = survivors(scores, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p)
+        drawn = scores[ids].astype(np.float64) + gumbel_noise(params.seed, position, ids)
+        index = int(np.argmax(drawn))
+        chosen = float(drawn[index])
+        drawn[index] = -np.inf
+        return int(ids[index]), chosen - float(drawn.max())
+
+    def _check_choosable(self, best: float, position: int) -> None:
+        if not math.isfinite(best):
+            raise NonFiniteScoreError(
+                f"no token may be chosen in request {self._request} at position {position}: the "
+                f"best adjusted score is {best}; a logits processor or bias forbids everything"
+            )
+
+
+def _logprobs(
+    logits: NDArray[np.float32], token_id: int, count: int
+) -> tuple[float, tuple[tuple[int, float], ...]]:
+    """Log-probability of a token and of the `count` best, under the model's own scores."""
+    peak = float(logits.max())
+    total = peak + math.log(float(np.exp(logits - np.float32(peak)).sum(dtype=np.float64)))
+    best = _best(logits, count) if count else np.zeros(0, dtype=np.int64)
+    top = tuple((int(i), float(logits[i]) - total) for i in best)
+    return float(logits[token_id]) - total, top

@@ -1,0 +1,163 @@
+"""What one pass gives one sequence: its rows' scores, and a selection rule applied to them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from la_runtime.acceptance import accept_exact, accept_threshold
+from la_runtime.block import Part
+from la_runtime.choosing import Choice, Chooser
+from la_runtime.drafting import proposing_rows
+from la_runtime.layout import NO_DRAFTS, DraftTree
+
+__all__ = [
+    "BestScores",
+    "ChosenRowScores",
+    "RowScores",
+    "Selected",
+    "select_exact",
+    "select_threshold",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestScores:
+    """The best scores of one sequence's scored rows, in row order.
+
+    Args:
+        ids: best token per row.
+        logits: its logit.
+        margins: best minus second-best logit.
+        logsumexp: per row; empty unless probabilities are wanted.
+    """
+
+    ids: list[int]
+    logits: list[float]
+    margins: list[float]
+    logsumexp: list[float]
+
+
+class RowScores:
+    """Scores of one sequence's scored rows, addressed by block row.
+
+    Args:
+        part: the sequence's part of the block.
+        best: the best scores of those rows.
+    """
+
+    def __init__(self, part: Part, best: BestScores) -> None:
+        self._first_row = part.scored_from
+        self._best = best
+
+    def choose(self, row: int, after: Sequence[int]) -> Choice:
+        """The model's token after a row.
+
+        Args:
+            row: block row.
+            after: tokens between the sequence's known ones and the token to choose.
+        """
+        index = row - self._first_row
+        return Choice(token_id=self._best.ids[index], margin=self._best.margins[index])
+
+    def probability(self, row: int) -> float:
+        """Softmax probability of a row's best token."""
+        index = row - self._first_row
+        return math.exp(self._best.logits[index] - self._best.logsumexp[index])
+
+
+class ChosenRowScores(RowScores):
+    """The same for a request with a chooser: a row's logits are read only when it is asked.
+
+    Args:
+        part: the sequence's part of the block.
+        best: the best scores of those rows.
+        logits: [rows, vocab_size] of the scored rows.
+        chooser: of the request.
+        token_ids: the sequence's known tokens.
+    """
+
+    def __init__(
+        self,
+        part: Part,
+        best: BestScores,
+        *,
+        logits: NDArray[np.float32],
+        chooser: Chooser,
+        token_ids: Sequence[int],
+    ) -> None:
+        super().__init__(part, best)
+        self._logits = logits
+        self._chooser = chooser
+        self._token_ids = token_ids
+
+    def choose(self, row: int, after: Sequence[int]) -> Choice:
+        """See `RowScores.choose`."""
+        logits = self._logits[row - self._first_row]
+        return self._chooser.choose(logits, [*self._token_ids, *after])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selected:
+    """What a pass gives a sequence, before its end is looked for.
+
+    Args:
+        choices: the tokens, in order.
+        is_proposal: per token, whether it had been proposed before the pass or by it.
+        path: accepted drafts, to be cached.
+        num_proposed: how many proposals were put to the test.
+        next_drafts: what the slots propose for the next pass.
+    """
+
+    choices: tuple[Choice, ...]
+    is_proposal: tuple[bool, ...]
+    path: tuple[int, ...]
+    num_proposed: int
+    next_drafts: DraftTree
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The tokens' ids."""
+        return tuple(choice.token_id for choice in self.choices)
+
+
+def select_exact(drafts: DraftTree, part: Part, scores: RowScores) -> Selected:
+    """Keep what the model itself chooses, and let the slots propose what may follow."""
+    rows = part.rows
+    choices: list[Choice] = []
+    token_ids: list[int] = []
+
+    def choose(node: int) -> int:
+        choices.append(scores.choose(rows.row(node), token_ids))
+        token_ids.append(choices[-1].token_id)
+        return token_ids[-1]
+
+    path = accept_exact(drafts, choose)
+    proposals: list[int] = []
+    for row in proposing_rows(rows, path):
+        proposals.append(scores.choose(row, (*token_ids, *proposals)).token_id)
+    return Selected(
+        choices=tuple(choices),
+        is_proposal=(True,) * len(path) + (False,),
+        path=path,
+        num_proposed=max(drafts.depths, default=0),
+        next_drafts=DraftTree.chain(tuple(proposals)),
+    )
+
+
+def select_threshold(part: Part, scores: RowScores, *, tau: float) -> Selected:
+    """Emit the model's token and, unverified, the probable proposals behind it."""
+    root = part.rows.row(0)
+    slots = part.rows.slot_rows(0)
+    num_emitted = accept_threshold([scores.probability(row) for row in slots], tau)
+    return Selected(
+        choices=tuple(scores.choose(row, ()) for row in (root, *slots[:num_emitted])),
+        is_proposal=(False,) + (True,) * num_emitted,
+        path=(),
+        num_proposed=len(slots),
+        next_drafts=NO_DRAFTS,
+    )

@@ -1,0 +1,234 @@
+"""From a row of logits to a token."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from la_runtime.choosing import Chooser, gumbel_noise, survivors
+from la_runtime.errors import LookaheadError, NonFiniteScoreError, UsageError
+from la_runtime.sampling import SamplingParams
+
+VOCAB_SIZE = 10
+LOGITS = np.asarray([2.0, 1.0, 0.5, 0.0, -0.5, 3.0, 1.0, -2.0, 0.25, 1.5], dtype=np.float32)
+# A correct sampler fails with this probability in a chi-square test.
+FALSE_ALARM_RATE = 1e-6
+# 99.9999 % quantiles of the chi-square distribution by degrees of freedom.
+CHI_SQUARE_LIMITS = {1: 23.93, 2: 27.63, 3: 30.66, 4: 33.38, 5: 35.89, 6: 38.26, 9: 44.81}
+
+rows = st.lists(st.floats(-8, 8, width=32), min_size=VOCAB_SIZE, max_size=VOCAB_SIZE).map(
+    lambda values: np.asarray(values, dtype=np.float32)
+)
+
+
+def chooser(params, *, prompt=(0,), end_token_ids=()):
+    return Chooser(
+        params,
+        request=3,
+        prompt=prompt,
+        end_token_ids=end_token_ids,
+        scratch=np.empty(VOCAB_SIZE, dtype=np.float32),
+    )
+
+
+def slow_survivors(scores, top_k, top_p, min_p):
+    """The definition, token by token, best first."""
+    order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
+    order = [i for i in order if scores[i] > -math.inf]
+    if top_k:
+        order = order[:top_k]
+    weights = [math.exp(float(scores[i]) - float(scores[order[0]])) for i in order]
+    if top_p < 1:
+        kept, before = [], 0.0
+        for token, weight in zip(order, weights, strict=True):
+            if before >= top_p * sum(weights):
+                break
+            kept.append(token)
+            before += weight
+        order = kept
+    if min_p > 0:
+        order = [i for i in order if scores[i] >= scores[order[0]] + math.log(min_p)]
+    return sorted(order)
+
+
+@given(
+    scores=rows,
+    top_k=st.integers(0, 12),
+    top_p=st.sampled_from([0.05, 0.3, 0.77, 0.95, 1.0]),
+    min_p=st.sampled_from([0.0, 0.01, 0.2, 0.9, 1.0]),
+)
+def test_filters_keep_what_their_definition_keeps(scores, top_k, top_p, min_p):
+    found = survivors(scores, top_k=top_k, top_p=top_p, min_p=min_p)
+
+    assert found.tolist() == slow_survivors(scores, top_k, top_p, min_p)
+    assert int(np.argmax(scores)) in found
+
+
+def test_ties_at_a_cut_go_to_the_lowest_ids():
+    flat = np.zeros(VOCAB_SIZE, dtype=np.float32)
+
+    assert survivors(flat, top_k=3, top_p=1.0, min_p=0.0).tolist() == [0, 1, 2]
+    assert survivors(flat, top_k=0, top_p=0.35, min_p=0.0).tolist() == [0, 1, 2, 3]
+    assert survivors(flat, top_k=0, top_p=1.0, min_p=1.0).tolist() == list(range(VOCAB_SIZE))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=0.6, top_k=5),
+        SamplingParams(temperature=1.3, top_p=0.8),
+        SamplingParams(temperature=1.0, min_p=0.1),
+    ],
+)
+def test_draws_follow_the_exact_distribution(params):
+    """Chi-square over 100,000 draws; a correct sampler fails once in a million runs."""
+    draws = 100_000
+    scaled = (LOGITS - LOGITS.max()) / np.float32(params.temperature)
+    ids = survivors(scaled, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p)
+    weights = np.exp(scaled[ids].astype(np.float64))
+    expected = draws * weights / weights.sum()
+    noise = gumbel_noise(11, np.arange(draws)[:, None], ids)  # [draws, survivors]
+    drawn = np.argmax(scaled[ids] + noise, axis=1)
+    counts = np.bincount(drawn, minlength=len(ids))
+
+    statistic = float(((counts - expected) ** 2 / expected).sum())
+
+    assert statistic < CHI_SQUARE_LIMITS[len(ids) - 1]
+    chosen = [
+        chooser(replace(params, seed=11)).choose(LOGITS, [0] * position).token_id
+        for position in range(1, 200)
+    ]
+    assert chosen == [int(ids[drawn[position]]) for position in range(1, 200)]
+
+
+def test_noise_depends_on_seed_position_and_token_alone():
+    ids = np.arange(1000)
+    noise = gumbel_noise(5, 7, ids)
+
+    assert np.array_equal(gumbel_noise(5, 7, ids[[3, 500, 999]]), noise[[3, 500, 999]])
+    assert np.isfinite(noise).all()
+    for other in (gumbel_noise(6, 7, ids), gumbel_noise(5, 8, ids)):
+        assert abs(np.corrcoef(noise, other)[0, 1]) < 0.15
+    assert np.isfinite(gumbel_noise(-1, 0, ids)).all()
+
+
+@given(logits=rows, seed=st.integers(0, 2**63), position=st.integers(1, 9))
+def test_top_k_1_is_greedy_at_any_temperature(logits, seed, position):
+    sampled = chooser(SamplingParams(temperature=1.7, top_k=1, seed=seed))
+    greedy = chooser(SamplingParams())
+    tokens = [0] * position
+
+    assert sampled.choose(logits, tokens).token_id == greedy.choose(logits, tokens).token_id
+    assert greedy.choose(logits, tokens).token_id == int(np.argmax(logits))
+
+
+def test_penalties_are_those_of_their_formulas():
+    """Token 5 leads; what was said is pushed back by exactly the stated amounts."""
+    tokens = [5, 9, 0, 9, 0, 0]  # prompt 5, 9; output 0, 9, 0, 0
+    recorded = {}
+
+    def record(token_ids, scores):
+        recorded["ids"], recorded["scores"] = list(token_ids), scores.copy()
+
+    params = SamplingParams(
+        repetition_penalty=2.0,
+        presence_penalty=0.5,
+        frequency_penalty=0.25,
+        logit_bias={4: 1.0, 7: -1.0},
+        logits_processors=(record,),
+    )
+    chooser(params, prompt=(5, 9)).choose(LOGITS, tokens)
+
+    expected = LOGITS.copy()
+    expected[4] += 1.0
+    expected[7] -= 1.0
+    for token in (0, 5, 9):
+        expected[token] = expected[token] / 2 if expected[token] > 0 else expected[token] * 2
+    expected[0] -= 0.5 + 0.25 * 3
+    expected[9] -= 0.5 + 0.25 * 1
+    np.testing.assert_allclose(recorded["scores"], expected, rtol=1e-6)
+    assert recorded["ids"] == tokens
+
+
+def test_a_repetition_penalty_multiplies_negative_scores():
+    params = SamplingParams(repetition_penalty=3.0, logit_bias={1: 0.0})
+    low = -np.ones(VOCAB_SIZE, dtype=np.float32)
+    low[2] = -1.5
+
+    assert chooser(params, prompt=(0, 1)).choose(low, [0, 1]).token_id == 3
+
+
+def test_end_tokens_wait_for_min_new_tokens():
+    params = SamplingParams(min_new_tokens=2)
+    waiting = chooser(params, prompt=(0,), end_token_ids=(5, 0))
+
+    assert [waiting.choose(LOGITS, [0] * n).token_id for n in (1, 2, 3)] == [9, 9, 5]
+
+
+def test_logprobs_are_those_of_the_models_own_scores():
+    params = SamplingParams(logprobs=3, logit_bias={7: 100.0})
+
+    choice = chooser(params).choose(LOGITS, [0])
+
+    exact = LOGITS.astype(np.float64) - np.log(np.exp(LOGITS.astype(np.float64)).sum())
+    assert choice.token_id == 7
+    assert choice.logprob == pytest.approx(exact[7], abs=1e-6)
+    assert [token for token, _ in choice.top_logprobs] == [5, 0, 9]
+    for token, logprob in choice.top_logprobs:
+        assert logprob == pytest.approx(exact[token], abs=1e-6)
+
+
+def test_the_row_itself_is_not_changed():
+    params = SamplingParams(temperature=0.7, repetition_penalty=2.0, top_p=0.5)
+    row = LOGITS.copy()
+    row.setflags(write=False)
+
+    chooser(params).choose(row, [0, 1])
+
+    assert np.array_equal(row, LOGITS)
+
+
+def test_margins_are_distances_between_best_and_second():
+    assert chooser(SamplingParams(logit_bias={1: 0.0})).choose(LOGITS, [0]).margin == 1.0
+    alone = chooser(SamplingParams(temperature=1.0, top_k=1))
+    assert alone.choose(LOGITS, [0]).margin == math.inf
+
+
+def test_a_processor_that_raises_is_named():
+    def fail(token_ids, scores):
+        raise RuntimeError("no grammar")
+
+    params = SamplingParams(logits_processors=(fail,))
+
+    with pytest.raises(LookaheadError, match=r"request 3 at position 2: RuntimeError: no grammar"):
+        chooser(params).choose(LOGITS, [0, 1])
+
+
+def test_forbidding_everything_is_an_error():
+    def forbid(token_ids, scores):
+        scores[:] = -np.inf
+
+    for temperature in (0.0, 1.0):
+        params = SamplingParams(temperature=temperature, logits_processors=(forbid,))
+        with pytest.raises(NonFiniteScoreError, match=r"no token may be chosen in request 3"):
+            chooser(params).choose(LOGITS, [0])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_non_finite_logits_are_an_error(bad):
+    row = LOGITS.copy()
+    row[4] = bad
+
+    with pytest.raises(NonFiniteScoreError, match="request 3 at position 1"):
+        chooser(SamplingParams(temperature=1.0)).choose(row, [0, 1])
+
+
+def test_a_bias_outside_the_vocabulary_is_refused():
+    with pytest.raises(UsageError, match="token 10; ids go from 0 to 9"):
+        chooser(SamplingParams(logit_bias={10: 1.0}))
