@@ -14,38 +14,51 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final, Protocol
 
 import torch
 
 from la_export.checkpoint import Checkpoint, find_known_model, find_model, load_checkpoint
 from la_export.checkpoint.checkpoint import EMBEDDING
-from la_export.checkpoint.facts import count_parameters, make_contract, make_model_facts
-from la_export.checkpoint.tokenizer_files import TokenizerFacts, write_tokenizer
+from la_export.checkpoint.facts import (
+    count_norms,
+    count_parameters,
+    make_contract,
+    make_model_facts,
+)
+from la_export.checkpoint.tokenizer_files import TokenizerFiles, read_tokenizer
 from la_export.graph.check import check_graph_file
 from la_export.graph.export import OPSET_VERSION, optimize_graph, trace_model
 from la_export.graph.parity import check_parity
+from la_export.graph.variants import (
+    CPU_GRAPH_FILE,
+    CPU_OMITS,
+    check_cpu_variant,
+    write_cpu_variant,
+)
 from la_export.graph.weights import write_graph
 from la_export.lookahead import UNTUNED, make_untuned_vectors, write_lookahead_vectors
+from la_export.options import BuildOptions
 from la_export.reference import TorchReference
 from la_runtime.bundle import (
     GRAPH_PATH,
     LOOKAHEAD_PATH,
     SCHEMA_VERSION,
     CheckResult,
+    GraphVariant,
     LookaheadFacts,
     Manifest,
+    ModelFacts,
     check_destination,
     seal_bundle,
     write_bundle,
 )
 from la_runtime.contract import Contract
-from la_runtime.errors import HostError, UsageError
+from la_runtime.errors import HostError
 from la_runtime.layout import GroupMask
 
 __all__ = [
-    "LARGEST_K",
     "BuildOptions",
     "BuildReport",
     "Progress",
@@ -55,8 +68,6 @@ __all__ = [
     "build",
 ]
 
-LARGEST_K: Final = 16
-FP32: Final = "fp32"
 _ENGINES: Final = Path("engines")
 _BYTES_PER_PARAMETER: Final = 4
 # Graph, tokenizer and reports beside the weights.
@@ -129,55 +140,6 @@ class SilentProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuildOptions:
-    """What to build.
-
-    Args:
-        model: folder, `.gguf` file, hub id or known name.
-        lookahead_lengths: values of k the bundle serves, 0 to `LARGEST_K`; 0 decodes plainly.
-        precision: `fp32`.
-        out: the bundle's folder; `engines/<name>` when not given.
-        context: positions to serve; the model's own limit when not given.
-        revision: hub revision.
-        threads: CPU threads for the checks; PyTorch's own choice when not given.
-        allow_bin: whether pickle-based weights may be read, weights only.
-
-    Raises:
-        UsageError: a value is out of range.
-    """
-
-    model: str
-    lookahead_lengths: tuple[int, ...]
-    precision: str = FP32
-    out: Path | None = None
-    context: int | None = None
-    revision: str | None = None
-    threads: int | None = None
-    allow_bin: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.lookahead_lengths:
-            raise UsageError("no k was given; pass at least one --k, for example --k 4")
-        for k in self.lookahead_lengths:
-            if not 0 <= k <= LARGEST_K:
-                raise UsageError(f"--k {k} is out of range; expected 0 to {LARGEST_K}")
-        if self.precision != FP32:
-            raise UsageError(f"--precision {self.precision!r} is not known; expected {FP32}")
-        if self.threads is not None and self.threads < 1:
-            raise UsageError(f"--threads {self.threads} is out of range; expected at least 1")
-
-    @property
-    def sorted_lengths(self) -> tuple[int, ...]:
-        """Each k once, ascending."""
-        return tuple(sorted(set(self.lookahead_lengths)))
-
-    @property
-    def k_max(self) -> int:
-        """Number of lookahead vectors; one even for plain decoding, so that axes are not empty."""
-        return max(1, *self.lookahead_lengths)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class BuildReport:
     """What was built.
 
@@ -185,21 +147,18 @@ class BuildReport:
         bundle: the bundle's folder.
         manifest: as written.
         stages: time and memory of each stage.
+        seconds: wall time of the whole build, putting the bundle into its place included.
     """
 
     bundle: Path
     manifest: Manifest
     stages: tuple[StageReport, ...]
+    seconds: float
 
     @property
     def peak_rss_bytes(self) -> int:
         """Peak resident memory of the whole build."""
         return max(report.peak_rss_bytes for report in self.stages)
-
-    @property
-    def seconds(self) -> float:
-        """Wall time of the whole build."""
-        return sum(report.seconds for report in self.stages)
 
 
 @dataclass(slots=True)
@@ -207,6 +166,7 @@ class _Clock:
     """Times the stages and passes the news on."""
 
     progress: Progress
+    began: float
     reports: list[StageReport] = field(default_factory=list)
 
     @contextmanager
@@ -233,7 +193,7 @@ def build(options: BuildOptions, progress: Progress | None = None) -> BuildRepor
     Raises:
         LookaheadError: the model, the options or the machine do not allow it, or a check failed.
     """
-    clock = _Clock(progress or SilentProgress())
+    clock = _Clock(progress or SilentProgress(), began=time.perf_counter())
     with _torch_threads(options.threads):
         return _build(options, clock)
 
@@ -249,14 +209,20 @@ def _build(options: BuildOptions, clock: _Clock) -> BuildReport:
     with write_bundle(inputs.destination) as work:
         with clock.stage(Stage.WEIGHTS):
             graph_path = write_graph(step_graph, inputs.checkpoint, (work / GRAPH_PATH).parent)
+            variant_path = write_cpu_variant(graph_path)
             _write_vectors(work, inputs)
         with clock.stage(Stage.TOKENIZER):
-            tokenizer = write_tokenizer(inputs.checkpoint, work)
+            inputs.tokenizer.write(work)
         with clock.stage(Stage.CHECK):
-            checks = _check(graph_path, inputs, options.threads)
+            checks = _check(graph_path, variant_path, inputs, options.threads)
         with clock.stage(Stage.SEAL):
-            manifest = seal_bundle(work, _make_manifest(options, inputs, tokenizer, checks=checks))
-    return BuildReport(bundle=inputs.destination, manifest=manifest, stages=tuple(clock.reports))
+            manifest = seal_bundle(work, _make_manifest(options, inputs, checks))
+    return BuildReport(
+        bundle=inputs.destination,
+        manifest=manifest,
+        stages=tuple(clock.reports),
+        seconds=time.perf_counter() - clock.began,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,8 +232,8 @@ class _Inputs:
     destination: Path
     checkpoint: Checkpoint
     contract: Contract
-    num_parameters: int
-    source_digest: str
+    tokenizer: TokenizerFiles
+    model_facts: ModelFacts
 
 
 def _resolve(options: BuildOptions, progress: Progress) -> _Inputs:
@@ -281,14 +247,19 @@ def _resolve(options: BuildOptions, progress: Progress) -> _Inputs:
     destination = options.out or _ENGINES / source.name
     check_destination(destination)
     checkpoint = load_checkpoint(source, context=options.context)
+    contract = make_contract(checkpoint, options.k_max)
     num_parameters = count_parameters(checkpoint)
     _check_free_space(destination, num_parameters)
+    tokenizer = read_tokenizer(checkpoint)
+    facts = make_model_facts(
+        checkpoint, num_parameters=num_parameters, eos_token_ids=tokenizer.eos_token_ids
+    )
     return _Inputs(
         destination=destination,
         checkpoint=checkpoint,
-        contract=make_contract(checkpoint, options.k_max),
-        num_parameters=num_parameters,
-        source_digest=checkpoint.source_digest(),
+        contract=contract,
+        tokenizer=tokenizer,
+        model_facts=facts,
     )
 
 
@@ -297,14 +268,25 @@ def _write_vectors(work: Path, inputs: _Inputs) -> None:
     write_lookahead_vectors(
         work / LOOKAHEAD_PATH,
         make_untuned_vectors(embeddings, inputs.contract.k_max),
-        model_digest=inputs.source_digest,
+        model_digest=inputs.model_facts.source_digest,
         origin=UNTUNED,
     )
 
 
-def _check(graph_path: Path, inputs: _Inputs, threads: int | None) -> tuple[CheckResult, ...]:
+def _check(
+    graph_path: Path, variant_path: Path, inputs: _Inputs, threads: int | None
+) -> tuple[CheckResult, ...]:
     """The file against the contract first: it is cheap and names its faults best."""
-    contract = check_graph_file(graph_path, inputs.contract)
+    contract = check_graph_file(
+        graph_path, inputs.contract, num_norms=count_norms(inputs.checkpoint)
+    )
+    variant = check_cpu_variant(
+        graph_path,
+        variant_path,
+        inputs.contract,
+        context=inputs.checkpoint.context,
+        threads=threads or torch.get_num_threads(),
+    )
     reference = TorchReference(inputs.checkpoint.load_model())
     parity = check_parity(
         graph_path,
@@ -313,29 +295,27 @@ def _check(graph_path: Path, inputs: _Inputs, threads: int | None) -> tuple[Chec
         context=inputs.checkpoint.context,
         threads=threads or torch.get_num_threads(),
     )
-    return (contract, *parity)
+    return (contract, *parity, variant)
 
 
 def _make_manifest(
-    options: BuildOptions,
-    inputs: _Inputs,
-    tokenizer: TokenizerFacts,
-    *,
-    checks: tuple[CheckResult, ...],
+    options: BuildOptions, inputs: _Inputs, checks: tuple[CheckResult, ...]
 ) -> Manifest:
     """Everything but the files, whose digests sealing adds."""
     return Manifest(
         schema_version=SCHEMA_VERSION,
         contract=inputs.contract,
-        model=make_model_facts(
-            inputs.checkpoint,
-            num_parameters=inputs.num_parameters,
-            source_digest=inputs.source_digest,
-            eos_token_ids=tokenizer.eos_token_ids,
-        ),
+        model=inputs.model_facts,
         precision=options.precision,
         lookahead_lengths=options.sorted_lengths,
         graph=GRAPH_PATH,
+        variants=(
+            GraphVariant(
+                path=str(PurePosixPath(GRAPH_PATH).with_name(CPU_GRAPH_FILE)),
+                backend="ort-cpu",
+                omits=CPU_OMITS,
+            ),
+        ),
         lookahead=LookaheadFacts(path=LOOKAHEAD_PATH, origin=UNTUNED, group_mask=GroupMask.STRICT),
         recipe=_make_recipe(options, inputs.checkpoint),
         built_with=_tool_versions(),

@@ -5,17 +5,43 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from la_runtime.generation import Chunk, DecodeState, Engine, GenerationResult
+    from la_runtime.decoder import StepResult
+    from la_runtime.generation import (
+        Chunk,
+        DecodeState,
+        Engine,
+        GenerationResult,
+        GenerationStream,
+        TokenLogprobs,
+    )
     from la_runtime.sampling import SamplingParams
+    from la_runtime.stats import GenerationStats
+    from la_runtime.stopping import FinishReason
 
-__all__ = ["Chunk", "DecodeState", "Engine", "GenerationResult", "SamplingParams"]
+__all__ = [
+    "Chunk",
+    "DecodeState",
+    "Engine",
+    "FinishReason",
+    "GenerationResult",
+    "GenerationStats",
+    "GenerationStream",
+    "SamplingParams",
+    "StepResult",
+    "TokenLogprobs",
+]
 
 _HOMES = {
     "Chunk": "la_runtime.generation",
     "DecodeState": "la_runtime.generation",
     "Engine": "la_runtime.generation",
+    "FinishReason": "la_runtime.stopping",
     "GenerationResult": "la_runtime.generation",
+    "GenerationStats": "la_runtime.stats",
+    "GenerationStream": "la_runtime.generation",
     "SamplingParams": "la_runtime.sampling",
+    "StepResult": "la_runtime.decoder",
+    "TokenLogprobs": "la_runtime.generation",
 }
 
 

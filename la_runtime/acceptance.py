@@ -36,7 +36,7 @@ def accept_threshold(probabilities: Sequence[float], tau: float) -> int:
     """
     count = 0
     for probability in probabilities:
-        if probability < tau:
+        if not probability >= tau:  # NaN is no probability
             break
         count += 1
     return count

@@ -8,18 +8,27 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import glob
 import json
+import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from la_runtime.contract import CONTRACT_MAJOR, Contract
 from la_runtime.digests import DigestCheck, FileEntry, hash_file, recall_digest
@@ -41,6 +50,7 @@ __all__ = [
     "SCHEMA_VERSION",
     "Bundle",
     "CheckResult",
+    "GraphVariant",
     "LookaheadFacts",
     "Manifest",
     "ModelFacts",
@@ -56,7 +66,10 @@ SCHEMA_VERSION: Final = "1.0"
 MANIFEST_NAME: Final = "manifest.json"
 GRAPH_PATH: Final = "onnx/model.onnx"
 LOOKAHEAD_PATH: Final = "lookahead.safetensors"
+_REPORTS: Final = "reports/"
+_PLANS: Final = "trt/"
 _WORK_SUFFIX: Final = ".partial"
+_MOST_VERSION_DIGITS: Final = 9
 _AT_FDCWD: Final = -100
 _RENAME_EXCHANGE: Final = 2
 _DISK_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO})
@@ -65,7 +78,8 @@ _DISK_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.
 def _check_relative(path: str) -> str:
     """Refuse a path that could leave the bundle."""
     parts = PurePosixPath(path).parts
-    if not parts or path.startswith("/") or ".." in parts or "\\" in path or ":" in parts[0]:
+    is_odd = "\\" in path or "\0" in path
+    if not parts or path.startswith("/") or ".." in parts or is_odd or ":" in parts[0]:
         raise ValueError(f"path {path!r} must be relative and stay inside the bundle")
     return path
 
@@ -108,6 +122,17 @@ class ModelFacts(_Record):
     eos_token_ids: tuple[int, ...]
 
 
+class GraphVariant(_Record):
+    """A graph with the same weights that serves one backend better than the portable one.
+
+    `omits` names outputs of the contract that it does not have; the backend makes up for them.
+    """
+
+    path: RelativePath
+    backend: str
+    omits: tuple[str, ...]
+
+
 class LookaheadFacts(_Record):
     """Where the lookahead vectors are and how they were made."""
 
@@ -134,6 +159,7 @@ class Manifest(_Record):
     precision: str
     lookahead_lengths: tuple[int, ...]
     graph: RelativePath
+    variants: tuple[GraphVariant, ...] = ()
     lookahead: LookaheadFacts
     recipe: dict[str, str | int | float | bool | list[int]]
     built_with: dict[str, str]
@@ -141,9 +167,24 @@ class Manifest(_Record):
     checks: tuple[CheckResult, ...]
     files: dict[RelativePath, FileEntry]
 
+    @field_validator("lookahead_lengths")
+    @classmethod
+    def _check_lengths(cls, lengths: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
+        contract = info.data.get("contract")
+        k_max = contract.k_max if isinstance(contract, Contract) else math.inf
+        ascends = all(one < other for one, other in pairwise(lengths))
+        if not lengths or not ascends or lengths[0] < 0 or lengths[-1] > k_max:
+            raise ValueError(
+                f"expected one or more ascending lengths from 0 to {k_max}, got {list(lengths)}"
+            )
+        return lengths
+
 
 class Bundle:
-    """An opened bundle whose digests have been checked. Paths it gives out exist."""
+    """An opened bundle whose digests have been checked. Paths it gives out exist.
+
+    Its folder holds no file that was not checked, but for `reports/`, which nothing loads.
+    """
 
     def __init__(self, root: Path, manifest: Manifest) -> None:
         self.root = root
@@ -167,7 +208,7 @@ class Bundle:
 
 
 def open_bundle(path: str | os.PathLike[str], *, digests: DigestCheck = DigestCheck.FULL) -> Bundle:
-    """Open a bundle: schema, contract version, paths, sizes and digests, in that order.
+    """Open a bundle: schema, contract version, paths, strays, sizes and digests, in that order.
 
     Nothing but the manifest is parsed before every digest has been compared.
 
@@ -178,17 +219,32 @@ def open_bundle(path: str | os.PathLike[str], *, digests: DigestCheck = DigestCh
     Raises:
         UsageError: no folder there.
         BundleVersionError: written by a newer major version.
-        BundleError: not a bundle, malformed, incomplete, or a path leaves the folder.
+        BundleError: not a bundle, malformed, incomplete, unreadable, a path leaves the folder, or
+            there are files that the manifest does not list.
         DigestError: a file's bytes changed.
     """
     root = Path(path)
-    if not root.is_dir():
+    try:
+        is_folder = root.is_dir()
+    except OSError as error:
+        raise UsageError(
+            f"no bundle at {root}: {error.strerror or error}; give the folder of a bundle"
+        ) from error
+    if not is_folder:
         raise UsageError(
             f"no bundle at {root}: it is not a folder; make one with 'la-export build'"
         )
-    manifest = _parse_manifest(root)
-    for relative, entry in manifest.files.items():
-        _check_file(root, relative, entry, digests)
+    try:
+        manifest = _parse_manifest(root)
+        _check_no_strays(root, manifest)
+        for relative, entry in manifest.files.items():
+            _check_file(root, relative, entry, digests)
+    except OSError as error:
+        place = "" if error.filename is None else f" at {os.fsdecode(error.filename)}"
+        raise BundleError(
+            f"bundle {root} cannot be read{place}: {error.strerror or error}; check its "
+            "permissions and its disk, or copy it again"
+        ) from error
     return Bundle(root, manifest)
 
 
@@ -200,7 +256,7 @@ def _parse_manifest(root: Path) -> Manifest:
         )
     try:
         record: Any = json.loads(manifest_path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BundleError(
             f"{manifest_path} is not valid JSON ({error}); rebuild the bundle"
         ) from error
@@ -209,7 +265,8 @@ def _parse_manifest(root: Path) -> Manifest:
         manifest = Manifest.model_validate(record)
     except (ValidationError, LookaheadError) as error:
         raise BundleError(f"{manifest_path} is malformed: {_first_problem(error)}") from error
-    for relative in (manifest.graph, manifest.lookahead.path):
+    variants = [variant.path for variant in manifest.variants]
+    for relative in (manifest.graph, *variants, manifest.lookahead.path):
         if relative not in manifest.files:
             raise BundleError(
                 f"{manifest_path} is malformed: {relative} is not among the listed files"
@@ -228,9 +285,9 @@ def _check_versions(manifest_path: Path, record: Any) -> None:
         ("contract", contract_version, CONTRACT_MAJOR),
     ):
         major = version.split(".")[0] if isinstance(version, str) else ""
-        if not major.isdecimal():
+        if not major.isdecimal() or len(major) > _MOST_VERSION_DIGITS:
             raise BundleError(
-                f"{manifest_path} is malformed: {what} version is {version!r}, "
+                f"{manifest_path} is malformed: {what} version is {version!r:.60}, "
                 f"expected one like '{known}.0'"
             )
         if int(major) != known:
@@ -246,6 +303,39 @@ def _first_problem(error: Exception) -> str:
         place = ".".join(str(part) for part in first["loc"])
         return f"{place}: {first['msg']}"
     return str(error)
+
+
+def _check_no_strays(root: Path, manifest: Manifest) -> None:
+    """Refuse files without a digest: what loads a tokenizer or a template looks for them."""
+    stray = _find_stray(root, manifest.files, beside=(_REPORTS,))
+    if stray is not None:
+        raise BundleError(
+            f"bundle {root} is unsafe: it holds {stray!r}, which its manifest does not list; "
+            "remove that or rebuild the bundle"
+        )
+
+
+def _find_stray(root: Path, listed: Collection[str], *, beside: tuple[str, ...]) -> str | None:
+    """The first file that is neither the manifest, nor listed, nor in a folder of `beside`.
+
+    A link to a folder counts as a file: what is behind it is not the bundle's.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
+    known = {MANIFEST_NAME, *listed}
+    for folder, subfolders, names in os.walk(root, onerror=_raise):
+        subfolders.sort()
+        links = [name for name in subfolders if os.path.islink(os.path.join(folder, name))]
+        for name in sorted([*names, *links]):
+            relative = Path(folder, name).relative_to(root).as_posix()
+            if relative not in known and not relative.startswith(beside):
+                return relative
+    return None
+
+
+def _raise(error: OSError) -> None:
+    raise error
 
 
 def _check_file(root: Path, relative: str, entry: FileEntry, digests: DigestCheck) -> None:
@@ -275,7 +365,7 @@ def write_bundle(destination: Path) -> Iterator[Path]:
     the working folder is removed and the old bundle remains.
 
     Raises:
-        UsageError: `destination` exists and is not a bundle.
+        UsageError: `destination` exists and is not a bundle, or holds files beside one.
         HostError: the disk is full or not writable.
     """
     check_destination(destination)
@@ -296,6 +386,7 @@ def write_bundle(destination: Path) -> Iterator[Path]:
         work.chmod(0o755)
         yield work
         assert (work / MANIFEST_NAME).is_file(), "a bundle was written without its manifest"
+        check_destination(destination)  # a build takes minutes, in which files can arrive there
         _swap(work, destination)
     except OSError as error:
         if _is_about(error, destination.parent):
@@ -315,6 +406,8 @@ def _is_about(error: OSError, folder: Path) -> bool:
 
 def _claim(work: Path) -> int | None:
     """A descriptor that marks a working folder as in use until it is closed; None if it is."""
+    import fcntl  # POSIX only, and reading a bundle does not need it
+
     descriptor = os.open(work, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -334,25 +427,49 @@ def _remove_abandoned(destination: Path) -> None:
 
 
 def check_destination(destination: Path) -> None:
-    """Refuse an output path that holds something other than a bundle.
+    """Refuse an output path whose replacement could lose something other than a bundle.
 
     Raises:
-        UsageError: `destination` exists and is neither a bundle nor an empty folder.
+        UsageError: `destination` exists and is neither a bundle nor an empty folder, or it holds
+            files that are not the bundle's.
     """
     try:
         if not destination.exists():
             return
+        problem = _describe_loss(destination)
     except OSError as error:
         raise UsageError(
             f"output {destination} cannot be used: {error.strerror or error}; choose another --out"
         ) from error
-    is_folder = destination.is_dir()
-    if is_folder and ((destination / MANIFEST_NAME).is_file() or not any(destination.iterdir())):
-        return
-    what = "a folder that is no bundle" if is_folder else "a file"
-    raise UsageError(
-        f"output {destination} exists and is {what}; choose another --out or remove it"
-    )
+    if problem is not None:
+        raise UsageError(
+            f"output {destination} exists and {problem}; choose another --out or move that away"
+        )
+
+
+def _describe_loss(destination: Path) -> str | None:
+    """What forbids to replace this path, None if nothing would be lost."""
+    if not destination.is_dir():
+        return "is a file"
+    if not any(destination.iterdir()):
+        return None
+    listed = _read_listed_files(destination)
+    if listed is None:
+        return "is a folder that is no bundle"
+    stray = _find_stray(destination, listed, beside=(_REPORTS, _PLANS))
+    return None if stray is None else f"holds {stray!r}, which is not the bundle's"
+
+
+def _read_listed_files(folder: Path) -> Collection[str] | None:
+    """What a bundle's manifest lists, of whatever version; None if this is no bundle."""
+    try:
+        record: Any = json.loads((folder / MANIFEST_NAME).read_bytes())
+    except (FileNotFoundError, IsADirectoryError, ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or not {"schema_version", "contract"} <= record.keys():
+        return None
+    files = record.get("files")
+    return files.keys() if isinstance(files, dict) else ()
 
 
 def _host_error(destination: Path, error: OSError) -> HostError:
@@ -370,7 +487,11 @@ def _swap(work: Path, destination: Path) -> None:
         # Two renames: a kill between them leaves the old bundle whole, under its retired name.
         retired = work.with_suffix(".old")
         os.replace(destination, retired)
-        os.replace(work, destination)
+        try:
+            os.replace(work, destination)
+        except BaseException:
+            os.replace(retired, destination)
+            raise
         shutil.rmtree(retired, ignore_errors=True)
 
 
@@ -388,7 +509,7 @@ def seal_bundle(work: Path, manifest: Manifest) -> Manifest:
     files = {
         path.relative_to(work).as_posix(): hash_file(path)
         for path in sorted(work.rglob("*"))
-        if path.is_file() and path.name != MANIFEST_NAME
+        if path.is_file() and path != work / MANIFEST_NAME
     }
     sealed = manifest.model_copy(update={"files": files})
     target = work / MANIFEST_NAME

@@ -29,6 +29,7 @@ CHAT_TEMPLATE_NAME: Final = "chat_template.jinja"
 
 _DEFAULT: Final = "default"
 _TOOL_USE: Final = "tool_use"
+_MOST_NESTING: Final = 64
 _NO_VARIABLES: Final[Mapping[str, object]] = {}
 
 # Names under which a message's reasoning is passed; templates read the first.
@@ -140,13 +141,18 @@ def _read_sources(folder: Path) -> Mapping[str, str]:
         )
     if isinstance(configured, str):
         return {_DEFAULT: configured}
-    try:
-        return {entry["name"]: entry["template"] for entry in configured}
-    except (TypeError, KeyError) as error:
+    if not isinstance(configured, list) or not all(map(_is_named_template, configured)):
         raise BundleError(
             f"the chat_template of {folder} is malformed: expected text or a list of objects with "
-            f"'name' and 'template', got {configured!r:.60}"
-        ) from error
+            f"texts 'name' and 'template', got {configured!r:.60}"
+        )
+    return {entry["name"]: entry["template"] for entry in configured}
+
+
+def _is_named_template(entry: Any) -> bool:
+    return isinstance(entry, dict) and all(
+        isinstance(entry.get(field), str) for field in ("name", "template")
+    )
 
 
 def _compile(
@@ -158,6 +164,13 @@ def _compile(
         raise BundleError(
             f"the bundle's chat template {name!r} is not valid Jinja: {error.message} "
             f"(line {error.lineno})"
+        ) from error
+    except RecursionError as error:
+        raise BundleError(f"the bundle's chat template {name!r} is nested too deeply") from error
+    except Exception as error:  # Python compiles what Jinja made of it, and has limits of its own
+        raise BundleError(
+            f"the bundle's chat template {name!r} cannot be compiled: "
+            f"{type(error).__name__}: {error}"
         ) from error
 
 
@@ -193,17 +206,25 @@ def _plain_message(message: Mapping[str, Any], *, place: str) -> dict[str, objec
     return plain
 
 
-def _plain(value: object, *, place: str) -> object:
+def _plain(value: object, *, place: str, depth: int = 0) -> object:
     """A deep copy made of exact JSON types, whose methods are known to be harmless."""
     if value is None or type(value) in {str, int, float, bool}:
         return value
     for kind in (str, int, float):
         if isinstance(value, kind):
             return kind(value)
+    if depth > _MOST_NESTING:
+        raise UsageError(f"{place:.40}... is nested more than {_MOST_NESTING} deep; flatten it")
     if isinstance(value, Mapping):
-        return {str(key): _plain(item, place=f"{place}.{key}") for key, item in value.items()}
+        return {
+            str(key): _plain(item, place=f"{place}.{key}", depth=depth + 1)
+            for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [_plain(item, place=f"{place}[{index}]") for index, item in enumerate(value)]
+        return [
+            _plain(item, place=f"{place}[{index}]", depth=depth + 1)
+            for index, item in enumerate(value)
+        ]
     raise UsageError(f"{place} holds a {type(value).__name__}; expected JSON values only")
 
 

@@ -14,6 +14,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Final, Protocol
 
 import numpy as np
@@ -78,11 +79,20 @@ class BlockPolicy:
         widths: block widths to pad to; empty leaves every block as wide as its rows.
         prefill_chunk: most prompt tokens in one pass, at least 1.
         cache_sizing: see `CacheSizing`.
+
+    Raises:
+        UsageError: a value is out of range.
     """
 
     widths: tuple[int, ...] = ()
     prefill_chunk: int = DEFAULT_PREFILL_CHUNK
     cache_sizing: CacheSizing = CacheSizing.STEPPED
+
+    def __post_init__(self) -> None:
+        if self.prefill_chunk < 1:
+            raise UsageError(f"prefill_chunk must be at least 1, got {self.prefill_chunk}")
+        if self.cache_sizing is CacheSizing.EXACT and not self.widths:
+            raise UsageError("exact cache sizing needs a block width; use BlockPolicy.fixed_width")
 
     @classmethod
     def fixed_width(cls, width: int, *, k_max: int) -> BlockPolicy:
@@ -116,10 +126,12 @@ class _Sequence:
         prompt: Sequence[int],
         params: SamplingParams,
         *,
+        request: int,
         k: int,
         eos_token_ids: frozenset[int],
     ) -> None:
         self.index = index
+        self.request = request
         self.params = params
         self.k = k
         self.eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
@@ -127,7 +139,7 @@ class _Sequence:
         self.chooser: Chooser | None = None
         self.listener: TokenListener | None = None
         self.choices: list[Choice] = []
-        self.token_ids = list(prompt)
+        self.token_ids = [int(token) for token in prompt]
         self.prompt_len = len(self.token_ids)
         self.num_cached = 0
         self.num_unverified = 0
@@ -189,6 +201,7 @@ class Decoder:
         policy: BlockPolicy | None = None,
         *,
         listeners: Sequence[TokenListener] = (),
+        first_request: int = 0,
     ) -> Decoding:
         """Begin decoding these prompts as one batch; nothing runs yet.
 
@@ -197,24 +210,30 @@ class Decoder:
             params: parameters per sequence.
             policy: how passes are shaped; the default pads to the backend's widths.
             listeners: per sequence, who hears its tokens; none by default.
+            first_request: what messages call the first sequence.
 
         Raises:
-            UsageError: a prompt is empty, too long or holds an unknown id, or k is out of range.
+            UsageError: there is no prompt, a prompt is empty, too long or holds an unknown id, or
+                k is out of range.
         """
-        sequences = [
-            _Sequence(
-                index,
-                prompt,
-                wish,
-                k=self._resolve_k(wish),
-                eos_token_ids=self.eos_token_ids,
-            )
-            for index, (prompt, wish) in enumerate(zip(prompts, params, strict=True))
-        ]
+        if not prompts:
+            raise UsageError("there is no prompt to decode")
         policy = policy or BlockPolicy(widths=self.backend.widths)
-        for sequence in sequences:
-            self._check_prompt(sequence)
-            _check_policy(sequence, policy)
+        sequences = []
+        for index, (prompt, wish) in enumerate(zip(prompts, params, strict=True)):
+            request = first_request + index
+            self.check_prompt(prompt, request=request)
+            sequences.append(
+                _Sequence(
+                    index,
+                    prompt,
+                    wish,
+                    request=request,
+                    k=self._resolve_k(wish),
+                    eos_token_ids=self.eos_token_ids,
+                )
+            )
+            _check_policy(sequences[-1], policy)
         self._add_choosers(sequences)
         for sequence, listener in zip(sequences, listeners, strict=bool(listeners)):
             sequence.listener = listener
@@ -228,7 +247,7 @@ class Decoder:
         for sequence in wishing:
             sequence.chooser = Chooser(
                 sequence.params,
-                request=sequence.index,
+                request=sequence.request,
                 prompt=sequence.token_ids,
                 end_token_ids=[*sequence.eos_token_ids, *sequence.stop_token_ids],
                 scratch=scratch,
@@ -241,18 +260,28 @@ class Decoder:
             raise UsageError(f"k must be at most the bundle's {k_max}, got {k}")
         return k
 
-    def _check_prompt(self, sequence: _Sequence) -> None:
-        where = f"prompt {sequence.index}"
-        if not sequence.token_ids:
+    def check_prompt(self, prompt: Sequence[object], *, request: int) -> None:
+        """Refuse a prompt that cannot be decoded.
+
+        Raises:
+            UsageError: it is empty, too long or holds an unknown id.
+        """
+        where = f"prompt {request}"
+        if len(prompt) == 0:
             raise UsageError(f"{where} is empty; a prompt has at least one token")
-        if sequence.prompt_len >= self.context:
+        if len(prompt) >= self.context:
             raise UsageError(
-                f"{where} has {sequence.prompt_len} tokens, but the context of {self.context} "
+                f"{where} has {len(prompt)} tokens, but the context of {self.context} "
                 f"leaves room for prompts of at most {self.context - 1}; shorten the prompt"
             )
         vocab_size = self.backend.contract.vocab_size
-        if not all(0 <= token < vocab_size for token in sequence.token_ids):
-            raise UsageError(f"{where} holds a token id outside 0..{vocab_size - 1}")
+        for token in prompt:
+            if type(token) is bool or not isinstance(token, Integral):
+                raise UsageError(f"{where} holds {token!r}, expected whole token ids")
+            if not 0 <= int(token) < vocab_size:
+                raise UsageError(
+                    f"{where} holds a token id outside 0..{vocab_size - 1}: {int(token)}"
+                )
 
 
 def _check_policy(sequence: _Sequence, policy: BlockPolicy) -> None:
@@ -324,6 +353,7 @@ class Decoding:
             new_tokens=len(sequence.token_ids) - sequence.prompt_len,
             passes=counts.passes,
             prefill_passes=counts.prefill_passes,
+            prefill_tokens=counts.prefill_tokens,
             drafted=tuple(counts.drafted),
             accepted=tuple(counts.accepted),
             reread=counts.reread,
@@ -350,7 +380,10 @@ class Decoding:
 
         Raises:
             NonFiniteScoreError: the model produced NaN or infinity.
+            UsageError: the decoding is closed.
         """
+        if self.is_closed:
+            raise UsageError("the decoding is closed; start another")
         assert self._active, "every sequence has finished"
         sequences = self._active
         parts = [self._plan(sequence) for sequence in sequences]
@@ -476,6 +509,7 @@ class Decoding:
         if sequence.first_token_at is None:
             sequence.first_token_at = now
             counts.prefill_passes += 1
+            counts.prefill_tokens = len(token_ids)
         sequence.last_token_at = now
         num_accepted = sum(selected.is_proposal[: len(token_ids)])
         counts.count(num_drafted=selected.num_proposed, num_accepted=num_accepted)
@@ -543,12 +577,13 @@ def _count_agreement(sequence: _Sequence, part: Part, scores: RowScores) -> None
 
 
 def _check_finite(sequence: _Sequence, part: Part, best: BestScores) -> None:
-    scored = best.logits[: part.num_scored]
+    scored = [*best.logits[: part.num_scored], *best.logsumexp[: part.num_scored]]
     if all(map(math.isfinite, scored)):
         return
-    bad = next(i for i, logit in enumerate(scored) if not math.isfinite(logit))
-    position = sequence.num_cached + int(part.rows.offsets[part.scored_from + bad])
+    bad = next(i for i, score in enumerate(scored) if not math.isfinite(score))
+    row = part.scored_from + bad % part.num_scored
+    position = sequence.num_cached + int(part.rows.offsets[row])
     raise NonFiniteScoreError(
-        f"the model gave a score of {scored[bad]} in request {sequence.index} at position "
+        f"the model gave a score of {scored[bad]} in request {sequence.request} at position "
         f"{position}; scores must be finite: check the checkpoint, or build at higher precision"
     )

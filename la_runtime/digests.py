@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -18,7 +19,9 @@ logger = logging.getLogger(__name__)
 
 _HASH_CHUNK_BYTES: Final = 4 << 20
 
-Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+_SHA256_PATTERN: Final = "^[0-9a-f]{64}$"
+
+Sha256 = Annotated[str, Field(pattern=_SHA256_PATTERN)]
 
 
 class FileEntry(BaseModel):
@@ -66,18 +69,22 @@ def recall_digest(path: Path) -> FileEntry:
     cache = _read_cache()
     key = str(path.resolve())
     known = cache.get(key)
-    if isinstance(known, list) and known[:3] == identity and len(known) == 4:
-        return FileEntry(sha256=known[3], bytes=status.st_size)
+    if isinstance(known, list) and known[:-1] == identity and _is_sha256(known[-1]):
+        return FileEntry(sha256=known[-1], bytes=status.st_size)
     entry = hash_file(path)
     cache[key] = [*identity, entry.sha256]
     _write_cache(cache)
     return entry
 
 
+def _is_sha256(value: Any) -> bool:
+    return isinstance(value, str) and re.match(_SHA256_PATTERN, value) is not None
+
+
 def _read_cache() -> dict[str, Any]:
     try:
         cache = json.loads(digest_cache_path().read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return cache if isinstance(cache, dict) else {}
 

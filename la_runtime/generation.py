@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, TypeAlias, TypedDict, Unpack, cast, overload
 
-from la_runtime.backends import open_backend
+import numpy as np
+
+from la_runtime.backends import check_backend, open_backend
 from la_runtime.backends.base import Backend
 from la_runtime.bundle import Bundle, open_bundle
 from la_runtime.chat import ChatTemplate
@@ -41,6 +43,7 @@ __all__ = [
 ]
 
 DEFAULT_MAX_BATCH: Final = 8
+_MOST_THREADS: Final = 1024
 
 Message: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message]"
@@ -278,8 +281,11 @@ class Engine:
             HostError: the backend's library is missing.
         """
         _check_at_least("threads", threads, 0)
+        if threads > _MOST_THREADS:
+            raise UsageError(f"threads must be at most {_MOST_THREADS}, got {threads}")
         _check_at_least("max_batch", max_batch, 1)
-        bundle = open_bundle(path, digests=DigestCheck(digests))
+        check_backend(backend)
+        bundle = open_bundle(path, digests=_parse_digests(digests))
         built = max(bundle.manifest.lookahead_lengths)
         chosen_k = built if k is None else k
         _check_k(chosen_k, built)
@@ -323,6 +329,10 @@ class Engine:
             if not chat:
                 return tuple(self.tokenizer.encode(prompt, add_special_tokens=True))
             prompt = [{"role": "user", "content": prompt}]
+        if not isinstance(prompt, Sequence):
+            raise UsageError(
+                f"a prompt is text, token ids or chat messages, got {type(prompt).__name__}"
+            )
         if _is_messages(prompt):
             text = self._chat_template.render(
                 cast("Sequence[Message]", prompt),
@@ -331,7 +341,9 @@ class Engine:
                 eos_token=self.tokenizer.eos_token,
             )
             return tuple(self.tokenizer.encode(text, add_special_tokens=False))
-        return tuple(int(token) for token in prompt)  # type: ignore[arg-type]
+        if chat:
+            raise UsageError("chat wants text or messages, got token ids; leave chat out")
+        return cast("tuple[int, ...]", tuple(prompt))
 
     @overload
     def generate(  # type: ignore[overload-overlap]  # a str is a sequence of str
@@ -377,13 +389,27 @@ class Engine:
             NonFiniteScoreError: the model produced NaN or infinity.
         """
         params = self._make_params(params, options)
+        prompt = _as_lists(prompt)
         if _is_single(prompt):
-            return self._generate_batch([self.encode(prompt, chat=chat)], params)[0]  # type: ignore[arg-type]
-        encoded = [self.encode(one, chat=chat) for one in prompt]  # type: ignore[arg-type]
+            encoded = self.encode(cast("Prompt", prompt), chat=chat)
+            return self._generate_batch([encoded], params, first_request=0)[0]
+        prompts = self._encode_all(cast("Sequence[Prompt]", prompt), chat=chat)
         results: list[GenerationResult] = []
-        for start in range(0, len(encoded), self._max_batch):
-            results += self._generate_batch(encoded[start : start + self._max_batch], params)
+        for start in range(0, len(prompts), self._max_batch):
+            batch = prompts[start : start + self._max_batch]
+            results += self._generate_batch(batch, params, first_request=start)
         return results
+
+    def _encode_all(self, prompts: Sequence[Prompt], *, chat: bool) -> list[tuple[int, ...]]:
+        """Every prompt's token ids; all are checked before the first one runs."""
+        encoded = []
+        for index, prompt in enumerate(prompts):
+            try:
+                encoded.append(self.encode(prompt, chat=chat))
+            except UsageError as error:
+                raise UsageError(f"prompt {index}: {error}") from error
+            self._decoder.check_prompt(encoded[-1], request=index)
+        return encoded
 
     def stream(
         self,
@@ -398,7 +424,7 @@ class Engine:
         Raises:
             UsageError: the prompt or an option is out of range.
         """
-        encoded = self.encode(prompt, chat=chat)
+        encoded = self.encode(_as_lists(prompt), chat=chat)
         decoding, (text,) = self._start([encoded], self._make_params(params, options))
         return GenerationStream(decoding, text)
 
@@ -414,7 +440,9 @@ class Engine:
             UsageError: the prompt or an option is out of range.
         """
         wish = self._make_params(params, options)
-        return DecodeState(self._decoder.start([token_ids], [wish], self._policy))
+        if isinstance(cast(object, token_ids), str):
+            raise UsageError("prefill wants token ids, got text; use engine.encode first")
+        return DecodeState(self._decoder.start([_as_lists(token_ids)], [wish], self._policy))
 
     def _make_params(
         self, params: SamplingParams | None, options: RequestOptions
@@ -429,18 +457,24 @@ class Engine:
         return params
 
     def _start(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: SamplingParams,
+        *,
+        first_request: int = 0,
     ) -> tuple[Decoding, list[GeneratedText]]:
         texts = [GeneratedText(self.tokenizer, params.stop_strings) for _ in prompts]
         wishes = [params] * len(prompts)
-        decoding = self._decoder.start(prompts, wishes, self._policy, listeners=texts)
+        decoding = self._decoder.start(
+            prompts, wishes, self._policy, listeners=texts, first_request=first_request
+        )
         return decoding, texts
 
     def _generate_batch(
-        self, prompts: Sequence[tuple[int, ...]], params: SamplingParams
+        self, prompts: Sequence[tuple[int, ...]], params: SamplingParams, *, first_request: int
     ) -> list[GenerationResult]:
         reasons: dict[int, FinishReason] = {}
-        decoding, texts = self._start(prompts, params)
+        decoding, texts = self._start(prompts, params, first_request=first_request)
         with decoding:
             results = decoding.prefill()
             while True:
@@ -472,13 +506,22 @@ def _token_logprobs(choices: Sequence[Choice]) -> tuple[TokenLogprobs, ...]:
     )
 
 
+def _as_lists(prompt: Any) -> Any:
+    """NumPy arrays of token ids as lists, alone or in a list of prompts."""
+    if isinstance(prompt, np.ndarray):
+        return prompt.tolist()
+    if isinstance(prompt, list | tuple) and any(isinstance(one, np.ndarray) for one in prompt):
+        return [_as_lists(one) for one in prompt]
+    return prompt
+
+
 def _is_messages(prompt: Prompt | Sequence[Prompt]) -> bool:
     return bool(prompt) and isinstance(prompt[0], Mapping)
 
 
 def _is_single(prompt: Prompt | Sequence[Prompt]) -> bool:
     """Whether this is one prompt rather than a list of prompts."""
-    if isinstance(prompt, str) or _is_messages(prompt):
+    if isinstance(prompt, str) or not isinstance(prompt, Sequence) or _is_messages(prompt):
         return True
     if not prompt:
         raise UsageError("the prompt is empty; give text, token ids or chat messages")
@@ -490,6 +533,14 @@ def _check_k(k: int, built: int) -> None:
         raise UsageError(
             f"k must be between 0 and the largest this bundle was built for, {built}; got {k}"
         )
+
+
+def _parse_digests(digests: DigestCheck | str) -> DigestCheck:
+    try:
+        return DigestCheck(digests)
+    except ValueError as error:
+        known = ", ".join(f"'{member}'" for member in DigestCheck)
+        raise UsageError(f"digests must be one of {known}, got {digests!r}") from error
 
 
 def _check_at_least(name: str, value: int, least: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,15 @@ __all__ = ["DEFAULT_MAX_NEW_TOKENS", "LogitsProcessor", "SamplingParams", "Selec
 
 DEFAULT_MAX_NEW_TOKENS: Final = 256
 _MOST_LOGPROBS: Final = 1000
+_INT_FIELDS: Final = ("max_new_tokens", "min_new_tokens", "top_k", "seed")
+_FLOAT_FIELDS: Final = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
 
 LogitsProcessor: TypeAlias = Callable[[Sequence[int], NDArray[np.float32]], None]
 """Called once per looked-at row with the token ids before it (prompt, output and the drafts on its
@@ -70,8 +79,11 @@ class SamplingParams:
         tau: probability in [0, 1] from which `threshold` emits a proposal; for it alone.
         layout: where `exact` puts lookaheads; None takes `Layout.ROOT_ONLY`.
 
+    NumPy's integers and floating-point numbers count as Python's.
+
     Raises:
-        UsageError: a value is out of range, or given to a rule that has no use for it.
+        UsageError: a value is of another type, out of range, or given to a rule that has no use
+            for it.
     """
 
     max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS
@@ -99,9 +111,7 @@ class SamplingParams:
         _set_enum(self, "select", Select)
         if self.layout is not None:
             _set_enum(self, "layout", Layout)
-        for name in ("stop_token_ids", "logits_processors"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        object.__setattr__(self, "logit_bias", MappingProxyType(dict(self.logit_bias)))
+        self._convert_types()
         _check_range("max_new_tokens", self.max_new_tokens, at_least=1)
         _check_range("min_new_tokens", self.min_new_tokens, at_least=0, at_most=self.max_new_tokens)
         _check_range("temperature", self.temperature, at_least=0)
@@ -148,6 +158,34 @@ class SamplingParams:
             or self.min_new_tokens > 0
         )
 
+    def _convert_types(self) -> None:
+        """Every field as the Python type it is declared to have."""
+        fields: dict[str, Any] = {name: getattr(self, name) for name in self.__slots__}
+        for name in _INT_FIELDS:
+            fields[name] = _as_int(name, fields[name])
+        for name in _FLOAT_FIELDS:
+            fields[name] = _as_float(name, fields[name])
+        for name, convert in (("k", _as_int), ("logprobs", _as_int), ("tau", _as_float)):
+            if fields[name] is not None:
+                fields[name] = convert(name, fields[name])
+        if not isinstance(fields["ignore_eos"], bool | np.bool_):
+            raise _wrong_type("ignore_eos", fields["ignore_eos"], "True or False")
+        fields["ignore_eos"] = bool(fields["ignore_eos"])
+        fields["stop_token_ids"] = tuple(
+            _as_int("an id in stop_token_ids", token_id)
+            for token_id in _as_tuple("stop_token_ids", fields["stop_token_ids"], "token ids")
+        )
+        fields["stop"] = _as_texts(fields["stop"])
+        fields["logits_processors"] = _as_tuple(
+            "logits_processors", fields["logits_processors"], "functions"
+        )
+        for processor in fields["logits_processors"]:
+            if not callable(processor):
+                raise _wrong_type("one of logits_processors", processor, "a function")
+        fields["logit_bias"] = _as_biases(fields["logit_bias"])
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
     def _check_threshold(self) -> None:
         if self.layout is not None:
             raise UsageError(
@@ -165,6 +203,55 @@ class SamplingParams:
             raise UsageError(f"tau must be a probability in [0, 1], got {self.tau}")
 
 
+def _wrong_type(name: str, value: object, expected: str) -> UsageError:
+    return UsageError(f"{name} must be {expected}, got {value!r:.60} ({type(value).__name__})")
+
+
+def _as_int(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise _wrong_type(name, value, "an integer")
+    return int(value)
+
+
+def _as_float(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise _wrong_type(name, value, "a number")
+    try:
+        return float(value)
+    except OverflowError as error:
+        raise _wrong_type(name, value, "a number that a float can hold") from error
+
+
+def _as_tuple(name: str, value: Any, items: str) -> tuple[Any, ...]:
+    try:
+        return tuple(value)
+    except TypeError as error:
+        raise _wrong_type(name, value, f"a sequence of {items}") from error
+
+
+def _as_texts(stop: object) -> str | tuple[str, ...]:
+    if isinstance(stop, str):
+        return stop
+    texts = _as_tuple("stop", stop, "texts, or one text")
+    for text in texts:
+        if not isinstance(text, str):
+            raise _wrong_type("each text of stop", text, "a str")
+    return texts
+
+
+def _as_biases(logit_bias: object) -> Mapping[int, float]:
+    if not isinstance(logit_bias, Mapping):
+        raise _wrong_type("logit_bias", logit_bias, "a mapping from token id to number")
+    return MappingProxyType(
+        {
+            _as_int("a token id in logit_bias", token_id): _as_float(
+                f"logit_bias of token {token_id}", bias
+            )
+            for token_id, bias in logit_bias.items()
+        }
+    )
+
+
 def _check_range(
     name: str,
     value: float,
@@ -173,7 +260,7 @@ def _check_range(
     above: float = -math.inf,
     at_most: float = math.inf,
 ) -> None:
-    if not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise UsageError(f"{name} must be a finite number, got {value}")
     if value < at_least or value > at_most or (value == above):
         bounds = [f"at least {at_least}"] * math.isfinite(at_least)

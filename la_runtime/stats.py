@@ -17,6 +17,7 @@ class GenerationStats:
         new_tokens: tokens emitted, the end-of-sequence token included.
         passes: forward passes the sequence took part in, prefill included.
         prefill_passes: passes up to and including the one that gave the first token.
+        prefill_tokens: tokens that pass emitted: one, and with `threshold` up to k more.
         drafted: per position (first entry: the token after the bonus token) proposals that were
             put to the test.
         accepted: per position, how many of them became output.
@@ -31,6 +32,7 @@ class GenerationStats:
     new_tokens: int
     passes: int
     prefill_passes: int
+    prefill_tokens: int
     drafted: tuple[int, ...]
     accepted: tuple[int, ...]
     reread: int
@@ -40,14 +42,16 @@ class GenerationStats:
 
     @property
     def tokens_per_pass(self) -> float:
-        """(new tokens - 1) / decode passes; 1.0 for plain decoding, and when there were none."""
+        """Tokens after prefill's per decode pass; 1.0 in plain decoding or without such passes."""
         decode_passes = self.passes - self.prefill_passes
-        return (self.new_tokens - 1) / decode_passes if decode_passes else 1.0
+        return (self.new_tokens - self.prefill_tokens) / decode_passes if decode_passes else 1.0
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens after the first, per second of decoding; None when there were none."""
-        return (self.new_tokens - 1) / self.decode_s if self.decode_s > 0 else None
+        """Tokens after prefill's, per second of decoding; None when there was no decoding."""
+        if self.decode_s <= 0:
+            return None
+        return (self.new_tokens - self.prefill_tokens) / self.decode_s
 
     @property
     def agreement(self) -> float | None:
@@ -62,6 +66,7 @@ class StepCounts:
     k: int
     passes: int = 0
     prefill_passes: int = 0
+    prefill_tokens: int = 0
     reread: int = 0
     agreed: int = 0
     drafted: list[int] = field(init=False)

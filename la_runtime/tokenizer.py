@@ -44,7 +44,7 @@ def read_tokenizer_config(folder: Path) -> dict[str, Any]:
         return {}
     try:
         config = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BundleError(f"{path} is not valid JSON ({error}); rebuild the bundle") from error
     if not isinstance(config, dict):
         raise BundleError(f"{path} is malformed: expected a JSON object, got {config!r:.60}")

@@ -20,7 +20,7 @@ from la_runtime.sampling import Select
 COLUMNS = [
     Column(key="k", title="k"),
     Column(key="tau", title="tau", digits=1),
-    Column(key="tokens_per_pass", title="Tokens per pass, first one included"),
+    Column(key="tokens_per_pass", title="Tokens per pass"),
     Column(key="reread", title="Emitted proposals"),
     Column(key="agreement", title="Agreement", digits=3),
 ]
@@ -66,8 +66,8 @@ def main(
             row = {
                 "k": k,
                 "tau": tau,
-                "tokens_per_pass": sum(one.new_tokens for one in stats)
-                / sum(one.passes - one.prefill_passes + 1 for one in stats),
+                "tokens_per_pass": sum(one.new_tokens - one.prefill_tokens for one in stats)
+                / sum(one.passes - one.prefill_passes for one in stats),
                 "reread": reread,
                 "agreement": sum(one.agreed for one in stats) / reread if reread else None,
             }

@@ -1,7 +1,8 @@
-"""The body of `scripts/demo`: shows two generations side by side and says whether they agree."""
+"""The body of `scripts/demo`: whether an old bundle will do, and two generations side by side."""
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any, Final
 
 import click
 
-__all__ = ["describe_build", "describe_generations", "is_identical"]
+__all__ = ["can_reuse", "describe_build", "describe_generations", "describe_reuse", "is_identical"]
 
+K: Final = 4
+_DISTRIBUTION: Final = "lookahead-attention"
 _ROWS: Final = (
     ("prompt_tokens", "prompt tokens"),
     ("new_tokens", "new tokens"),
@@ -20,6 +23,22 @@ _ROWS: Final = (
     ("tokens_per_s", "tokens/s"),
     ("ttft_s", "first token after (s)"),
 )
+
+
+def can_reuse(manifest: Mapping[str, Any], version: str) -> bool:
+    """Whether a bundle serves the demo: it has lookahead length `K` and was built by `version`.
+
+    Args:
+        manifest: of the bundle, as parsed; any JSON object.
+        version: of this package.
+    """
+    lengths, tools = manifest.get("lookahead_lengths"), manifest.get("built_with")
+    return (
+        isinstance(lengths, list)
+        and K in lengths
+        and isinstance(tools, dict)
+        and tools.get(_DISTRIBUTION) == version
+    )
 
 
 def is_identical(plain: Mapping[str, Any], lookahead: Mapping[str, Any]) -> bool:
@@ -50,6 +69,19 @@ def describe_build(report: Mapping[str, Any]) -> str:
     )
 
 
+def describe_reuse(report: Mapping[str, Any] | None, manifest: Mapping[str, Any]) -> str:
+    """One line: that an earlier bundle is used, and what its build took if its report is known.
+
+    Args:
+        report: what the last `la-export build --json` of the demo printed, if there was one.
+        manifest: of the bundle; a report of another build says nothing about it.
+    """
+    built = f"reused the bundle of {manifest['created_utc']}; --rebuild builds it again"
+    if report is None or report["manifest"] != manifest:
+        return f"{built} (no report of its build)"
+    return f"{built}; at that time: {describe_build(report)}"
+
+
 def _show(value: float | None) -> str:
     if value is None:
         return "-"
@@ -64,20 +96,48 @@ def _difference(plain: Mapping[str, Any], lookahead: Mapping[str, Any]) -> str:
     return "one is longer than the other or ended differently"
 
 
-@click.command()
+@click.group()
+def _main() -> None:
+    """The steps of scripts/demo."""
+
+
+@_main.command("check")
+@click.argument("bundle", type=click.Path(path_type=Path))
+def _check(bundle: Path) -> None:
+    """Exit 0 if BUNDLE serves the demo as it is, 1 if it must be built."""
+    manifest = _read(bundle / "manifest.json")
+    if manifest is None or not can_reuse(manifest, importlib.metadata.version(_DISTRIBUTION)):
+        raise SystemExit(1)
+
+
+@_main.command("show")
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-def _main(folder: Path) -> None:
-    """Read k0.json, k4.json and, if there was a build, build.json from FOLDER."""
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--reused", is_flag=True, help="The bundle is of an earlier run.")
+def _show_all(folder: Path, bundle: Path, *, reused: bool) -> None:
+    """Show k0.json and k4.json of FOLDER, and what the build of BUNDLE took."""
     plain, lookahead = (
-        json.loads((folder / f"k{k}.json").read_text(encoding="utf-8")) for k in (0, 4)
+        json.loads((folder / f"k{k}.json").read_text(encoding="utf-8")) for k in (0, K)
     )
     click.echo(f"{lookahead['text']}\n")
-    build = folder / "build.json"
-    if build.is_file():
-        click.echo(describe_build(json.loads(build.read_text(encoding="utf-8"))))
+    report = _read(bundle.with_name(f"{bundle.name}.build.json"))
+    if reused:
+        manifest = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))
+        click.echo(describe_reuse(report, manifest))
+    elif report is not None:
+        click.echo(describe_build(report))
     click.echo(describe_generations(plain, lookahead))
     if not is_identical(plain, lookahead):
         raise click.ClickException("lookahead decoding changed the text, which it never may")
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """The JSON object in a file; nothing when there is none or it is damaged."""
+    try:
+        fields = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return fields if isinstance(fields, dict) else None
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from la_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from la_export.checkpoint.known_models import KNOWN_MODELS, find_known_model
-from la_export.checkpoint.sources import ModelSource, WeightFormat, find_model
+from la_export.checkpoint.sources import ModelSource, find_model
+from la_export.checkpoint.weight_files import WeightFormat
 
 __all__ = [
     "KNOWN_MODELS",

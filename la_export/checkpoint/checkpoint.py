@@ -4,32 +4,41 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
+from la_export.checkpoint.configuration import load_config, make_skeleton, read_config_fields
 from la_export.checkpoint.features import check_context, check_features, check_supported
-from la_export.checkpoint.gguf_file import NO_QUANTIZATION, check_gguf, source_quantization
-from la_export.checkpoint.sources import ModelSource, WeightFormat
+from la_export.checkpoint.gguf_file import (
+    NO_QUANTIZATION,
+    check_gguf,
+    check_gguf_tensors,
+    source_quantization,
+)
+from la_export.checkpoint.sources import ModelSource
 from la_export.checkpoint.tensors import (
+    READABLE_DTYPES,
     BinTensors,
     LoadedTensors,
     SafetensorsTensors,
     StoredTensors,
     to_float32,
 )
-from la_runtime.errors import CheckpointError
+from la_export.checkpoint.weight_files import WeightFormat
+from la_runtime.errors import CheckpointError, UnsupportedModelError
 
 __all__ = ["Checkpoint", "load_checkpoint"]
 
 EMBEDDING: Final = "model.embed_tokens.weight"
 HEAD: Final = "lm_head.weight"
+# Older folders store what every model computes for itself.
+_RECOMPUTED_BUFFERS: Final = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
 _HASH_CHUNK_BYTES: Final = 4 << 20
 
 
@@ -103,34 +112,38 @@ def load_checkpoint(source: ModelSource, *, context: int | None) -> Checkpoint:
     """
     if source.weight_format is WeightFormat.GGUF:
         return _load_gguf(source, context)
-    fields = _read_config_fields(source)
+    fields = read_config_fields(source)
     check_features(str(fields.get("model_type")), fields)
-    config = _load_config(source)
+    config = load_config(source)
     served = check_context(config, context)
     check_supported(config, served)
     reader = BinTensors if source.weight_format is WeightFormat.BIN else SafetensorsTensors
     tensors = reader(source.weight_files)
+    is_tied = _is_tied(config, tensors)
+    parameters = frozenset(make_skeleton(source.origin, config).state_dict())
+    check_tensors(tensors, parameters, tied=is_tied)
     return Checkpoint(
         source=source,
         config=config,
         context=served,
         tensors=tensors,
         source_quantization=NO_QUANTIZATION,
-        tied_embeddings=_is_tied(config, tensors),
+        tied_embeddings=is_tied,
     )
 
 
 def _load_gguf(source: ModelSource, context: int | None) -> Checkpoint:
-    quantization = source_quantization(check_gguf(source.weight_files[0]))
-    config = _load_config(source)
+    reader = check_gguf(source.weight_files[0])
+    config = load_config(source)
     served = check_context(config, context)
     check_supported(config, served)
+    check_gguf_tensors(reader, make_skeleton(source.origin, config).state_dict())
     return Checkpoint(
         source=source,
         config=config,
         context=served,
         tensors=LoadedTensors(_load_torch_model(source)),
-        source_quantization=quantization,
+        source_quantization=source_quantization(reader),
         tied_embeddings=bool(config.tie_word_embeddings),
     )
 
@@ -149,32 +162,6 @@ def _load_torch_model(source: ModelSource) -> PreTrainedModel:
     return model
 
 
-def _read_config_fields(source: ModelSource) -> dict[str, Any]:
-    path = source.folder / "config.json"
-    try:
-        fields = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{source.origin}: config.json cannot be read ({error})") from error
-    if not isinstance(fields, dict):
-        raise CheckpointError(f"{source.origin}: config.json is not a JSON object")
-    return fields
-
-
-def _load_config(source: ModelSource) -> PreTrainedConfig:
-    try:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(
-            source.folder,
-            gguf_file=source.gguf_name,
-            trust_remote_code=False,
-            local_files_only=True,
-        )
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise CheckpointError(
-            f"{source.origin}: its configuration cannot be read ({error})"
-        ) from error
-    return config
-
-
 def _is_tied(config: PreTrainedConfig, tensors: StoredTensors) -> bool:
     """As transformers decides: tied when asked for, unless two different tables are stored."""
     if not config.tie_word_embeddings:
@@ -184,12 +171,46 @@ def _is_tied(config: PreTrainedConfig, tensors: StoredTensors) -> bool:
     return torch.equal(tensors.load(EMBEDDING), tensors.load(HEAD))
 
 
+def check_tensors(tensors: StoredTensors, parameters: frozenset[str], *, tied: bool) -> None:
+    """The stored tensors must be those of the model: none missing, none left over.
+
+    Args:
+        tensors: of the checkpoint.
+        parameters: names that the model of its configuration reads.
+        tied: whether embedding table and head are one.
+
+    Raises:
+        CheckpointError: a tensor is missing, or the model would not read it.
+        UnsupportedModelError: a tensor is stored in numbers that need scales.
+    """
+    for parameter in sorted(parameters):
+        stored = _stored_name(tensors, parameter, tied=tied)
+        if tensors.dtype(stored) not in READABLE_DTYPES:
+            raise UnsupportedModelError(
+                f"tensor {stored} is stored as {tensors.dtype(stored)}, and config.json has no "
+                f"quantization_config that says what it means; supported are "
+                f"{', '.join(sorted(READABLE_DTYPES))}"
+            )
+    unread = sorted(
+        name for name in tensors.names() - parameters if not name.endswith(_RECOMPUTED_BUFFERS)
+    )
+    if unread:
+        raise CheckpointError(
+            f"the checkpoint has {len(unread)} tensors that the model of its config.json does not "
+            f"read, first {unread[0]}; config and weights do not belong together"
+        )
+
+
 def _load(tensors: StoredTensors, parameter: str, *, tied: bool) -> torch.Tensor:
+    return tensors.load(_stored_name(tensors, parameter, tied=tied))
+
+
+def _stored_name(tensors: StoredTensors, parameter: str, *, tied: bool) -> str:
     names = tensors.names()
     shared = {EMBEDDING: HEAD, HEAD: EMBEDDING} if tied else {}
     for name in (parameter, shared.get(parameter)):
         if name is not None and name in names:
-            return tensors.load(name)
+            return name
     raise CheckpointError(
         f"the checkpoint has no tensor {parameter}; expected a complete causal language model"
     )
@@ -197,8 +218,5 @@ def _load(tensors: StoredTensors, parameter: str, *, tied: bool) -> torch.Tensor
 
 def _rotary_frequencies(config: PreTrainedConfig, parameter: str) -> NDArray[np.float32]:
     """The buffer that transformers computes and never stores."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    rotary = model.get_submodule(parameter.removesuffix(".inv_freq"))
-    buffer = type(rotary)(config=config).inv_freq
-    return to_float32(buffer)
+    rotary = make_skeleton("this model", config).get_submodule(parameter.removesuffix(".inv_freq"))
+    return to_float32(type(rotary)(config=config).get_buffer("inv_freq"))

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import torch
-from transformers.models.auto.modeling_auto import AutoModelForCausalLM
+from pydantic import ValidationError
 
 from la_export.checkpoint.checkpoint import Checkpoint
+from la_export.checkpoint.configuration import make_skeleton
 from la_runtime.bundle import ModelFacts, RopeFacts
 from la_runtime.contract import Contract
+from la_runtime.errors import CheckpointError
 
-__all__ = ["TOP_C", "count_parameters", "make_contract", "make_model_facts"]
+__all__ = ["TOP_C", "count_norms", "count_parameters", "make_contract", "make_model_facts"]
 
 TOP_C = 8
 
@@ -20,58 +21,89 @@ def make_contract(checkpoint: Checkpoint, k_max: int) -> Contract:
     Args:
         checkpoint: the model.
         k_max: number of lookahead vectors.
+
+    Raises:
+        CheckpointError: the configuration's sizes make no model.
     """
     config = checkpoint.config
     heads = config.num_attention_heads
-    return Contract(
-        num_layers=config.num_hidden_layers,
-        num_kv_heads=config.num_key_value_heads or heads,
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        hidden_size=config.hidden_size,
-        vocab_size=config.vocab_size,
-        k_max=k_max,
-        top_c=min(TOP_C, config.vocab_size),
-    )
+    try:
+        return Contract(
+            num_layers=config.num_hidden_layers,
+            num_kv_heads=config.num_key_value_heads or heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            hidden_size=config.hidden_size,
+            vocab_size=config.vocab_size,
+            k_max=k_max,
+            top_c=min(TOP_C, config.vocab_size),
+        )
+    except (ValueError, TypeError) as error:
+        raise _make_error(checkpoint, error) from error
 
 
 def make_model_facts(
-    checkpoint: Checkpoint,
-    *,
-    num_parameters: int,
-    source_digest: str,
-    eos_token_ids: tuple[int, ...],
+    checkpoint: Checkpoint, *, num_parameters: int, eos_token_ids: tuple[int, ...]
 ) -> ModelFacts:
-    """The manifest's facts about the source model."""
+    """The manifest's facts about the source model; reads every byte of its weights.
+
+    Raises:
+        CheckpointError: the configuration holds a value that a manifest cannot.
+    """
     config, source = checkpoint.config, checkpoint.source
-    return ModelFacts(
-        name=source.name,
-        family=config.model_type,
-        source=source.origin,
-        revision=source.revision,
-        source_quantization=checkpoint.source_quantization,
-        source_digest=source_digest,
-        num_parameters=num_parameters,
-        num_attention_heads=config.num_attention_heads,
-        context=checkpoint.context,
-        rope=_make_rope_facts(checkpoint),
-        sliding_window=None,
-        tied_embeddings=checkpoint.tied_embeddings,
-        bos_token_id=config.bos_token_id,
-        eos_token_ids=eos_token_ids,
-    )
+    try:
+        facts = ModelFacts(
+            name=source.name,
+            family=config.model_type,
+            source=source.origin,
+            revision=source.revision,
+            source_quantization=checkpoint.source_quantization,
+            source_digest="",
+            num_parameters=num_parameters,
+            num_attention_heads=config.num_attention_heads,
+            context=checkpoint.context,
+            rope=_make_rope_facts(checkpoint),
+            sliding_window=None,
+            tied_embeddings=checkpoint.tied_embeddings,
+            bos_token_id=config.bos_token_id,
+            eos_token_ids=eos_token_ids,
+        )
+    except (ValueError, TypeError, KeyError) as error:
+        raise _make_error(checkpoint, error) from error
+    return facts.model_copy(update={"source_digest": checkpoint.source_digest()})
 
 
 def count_parameters(checkpoint: Checkpoint) -> int:
     """Parameters of the model, shared ones counted once; no weight is read."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(checkpoint.traced_config)
-    return sum(parameter.numel() for parameter in model.parameters())
+    return sum(
+        parameter.numel()
+        for parameter in make_skeleton(
+            checkpoint.source.origin, checkpoint.traced_config
+        ).parameters()
+    )
+
+
+def count_norms(checkpoint: Checkpoint) -> int:
+    """Normalizations of the model: those of its layers, the last one, Qwen3's of each head."""
+    modules = make_skeleton(checkpoint.source.origin, checkpoint.traced_config).modules()
+    return sum(type(module).__name__.endswith("RMSNorm") for module in modules)
 
 
 def _make_rope_facts(checkpoint: Checkpoint) -> RopeFacts:
-    fields = dict(checkpoint.config.rope_parameters)
+    """Keys that are null are not set."""
+    fields = {
+        key: value for key, value in checkpoint.config.rope_parameters.items() if value is not None
+    }
     return RopeFacts(
         kind=fields.pop("rope_type", "default"),
         theta=fields.pop("rope_theta"),
         parameters=fields,
     )
+
+
+def _make_error(checkpoint: Checkpoint, error: Exception) -> CheckpointError:
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False, include_input=False)[0]
+        reason = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+    else:
+        reason = str(error)
+    return CheckpointError(f"{checkpoint.source.origin}: its configuration is not valid ({reason})")

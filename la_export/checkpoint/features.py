@@ -5,6 +5,7 @@ Decides from a configuration alone, before any weight is read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -23,6 +24,10 @@ __all__ = [
 
 SUPPORTED_FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
 SUPPORTED_ROPE_KINDS: Final = ("default", "linear", "llama3")
+_FULL: Final = "full_attention"
+_SLIDING: Final = "sliding_attention"
+# Softcapping goes by many names; each changes the scores.
+_SOFTCAP: Final = re.compile("soft_?cap", re.IGNORECASE)
 # Configuration fields that announce a feature when they are set to something.
 _FEATURE_FIELDS: Final[Mapping[str, str]] = {
     "num_local_experts": "a mixture of experts",
@@ -54,6 +59,7 @@ def check_supported(config: PreTrainedConfig, context: int) -> None:
     rope_kind = (config.rope_parameters or {}).get("rope_type", "default")
     if rope_kind not in SUPPORTED_ROPE_KINDS:
         raise _refusal(config.model_type, f"rotary embedding of kind {rope_kind!r}")
+    _check_layer_types(config)
     window = active_window(config, context)
     if window is not None:
         raise UnsupportedModelError(
@@ -76,11 +82,26 @@ def check_features(model_type: str, fields: Mapping[str, Any]) -> None:
         if field == "quantization_config" and isinstance(value, Mapping):
             feature = f"weights quantized with {value.get('quant_method', 'an unknown method')}"
         raise _refusal(model_type, feature)
+    for field, value in fields.items():
+        if _SOFTCAP.search(field) and value is not None and value is not False and value != 0:
+            raise _refusal(model_type, f"softcapped scores ({field})")
     if model_type not in SUPPORTED_FAMILIES:
         needs_code = ", which needs code from its repository" if "auto_map" in fields else ""
         raise UnsupportedModelError(
             f"model type {model_type!r}{needs_code} is not supported; "
             f"supported are {', '.join(SUPPORTED_FAMILIES)}"
+        )
+
+
+def _check_layer_types(config: PreTrainedConfig) -> None:
+    kinds = set(getattr(config, "layer_types", None) or ())
+    other = sorted(str(kind) for kind in kinds - {_FULL, _SLIDING})
+    if other:
+        raise _refusal(config.model_type, f"layers of type {other[0]}")
+    if _SLIDING in kinds and getattr(config, "sliding_window", None) is None:
+        raise UnsupportedModelError(
+            f"model type {config.model_type!r} has layers of type {_SLIDING} without a "
+            "sliding_window; correct its config.json"
         )
 
 
@@ -97,7 +118,7 @@ def active_window(config: PreTrainedConfig, context: int) -> int | None:
     if window is None or window >= context:
         return None
     layer_types = getattr(config, "layer_types", None)
-    if layer_types is not None and "sliding_attention" not in layer_types:
+    if layer_types is not None and _SLIDING not in layer_types:
         return None
     return int(window)
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-from gguf import GGUFReader
+from gguf import MODEL_ARCH_NAMES, GGUFReader, get_tensor_name_map
 
 from la_export.checkpoint.features import check_features
 from la_runtime.errors import CheckpointError, UnsupportedModelError
 
-__all__ = ["NO_QUANTIZATION", "check_gguf", "source_quantization"]
+__all__ = ["NO_QUANTIZATION", "check_gguf", "check_gguf_tensors", "source_quantization"]
 
 NO_QUANTIZATION: Final = "none"
 _ROPE_FACTORS: Final = "rope_freqs.weight"
@@ -53,6 +54,42 @@ def _check_rope(reader: GGUFReader, architecture: str) -> None:
 def _value(reader: GGUFReader, key: str) -> object:
     field = reader.get_field(key)
     return None if field is None else field.contents()
+
+
+def check_gguf_tensors(reader: GGUFReader, parameters: Collection[str]) -> None:
+    """Refuse tensors that transformers would drop from a GGUF file without a word.
+
+    Args:
+        reader: of a checked file.
+        parameters: names that the model of its header reads.
+
+    Raises:
+        CheckpointError: a tensor has no place in the model.
+        UnsupportedModelError: tensors of this architecture have no known names.
+
+    Source: huggingface/transformers, `get_gguf_hf_weights_map`, for the way names are matched.
+    """
+    architecture = str(_value(reader, "general.architecture"))
+    kind = next((kind for kind, name in MODEL_ARCH_NAMES.items() if name == architecture), None)
+    if kind is None:
+        raise UnsupportedModelError(
+            f"GGUF files of architecture {architecture!r} cannot be read; "
+            "use the model's safetensors folder"
+        )
+    blocks = _value(reader, f"{architecture}.block_count")
+    name_map = get_tensor_name_map(kind, blocks if isinstance(blocks, int) else 0)
+    read = {
+        f"{name_map.get_name(parameter.removesuffix(suffix))}{suffix}"
+        for parameter in parameters
+        for suffix in (".weight", ".bias")
+        if parameter.endswith(suffix)
+    }
+    unread = sorted({tensor.name for tensor in reader.tensors} - read)
+    if unread:
+        raise CheckpointError(
+            f"this GGUF file has {len(unread)} tensors that the model of its header does not "
+            f"read, first {unread[0]}; use the model's safetensors folder"
+        )
 
 
 def source_quantization(reader: GGUFReader) -> str:

@@ -16,14 +16,18 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from la_export.checkpoint.weight_files import (
+    BIN_PATTERN,
+    SAFETENSORS_PATTERN,
+    has_all_weights,
+)
 from la_runtime.errors import CheckpointError, HostError, UnknownModelError, UsageError
 
-__all__ = ["BIN_PATTERN", "SAFETENSORS_PATTERN", "Snapshot", "download_model"]
+__all__ = ["Snapshot", "download_model"]
 
 _TIMEOUT_S: Final = 10.0
-# What transformers loads; other weight files in a repository are copies in other layouts.
-SAFETENSORS_PATTERN: Final = "model*.safetensors"
-BIN_PATTERN: Final = "pytorch_model*.bin"
+# A pinned snapshot with these and every weight file is taken as it is, without the network.
+_REQUIRED_FILES: Final = ("config.json", "tokenizer.json", "tokenizer_config.json")
 _SMALL_FILES: Final = (
     "config.json",
     "generation_config.json",
@@ -61,7 +65,7 @@ def download_model(repository: str, revision: str, *, allow_bin: bool) -> Snapsh
         HostError: the hub cannot be reached and nothing is cached.
     """
     cached = _find_cached(repository, revision)
-    if cached is not None and cached.commit == revision:
+    if cached is not None and cached.commit == revision and _is_complete(cached):
         return cached
     try:
         found = HfApi().model_info(repository, revision=revision, timeout=_TIMEOUT_S)
@@ -100,13 +104,17 @@ def download_model(repository: str, revision: str, *, allow_bin: bool) -> Snapsh
 
 
 def _find_cached(repository: str, revision: str) -> Snapshot | None:
-    """A snapshot downloaded earlier that holds weights."""
+    """A snapshot downloaded earlier that holds every weight file."""
     try:
         folder = Path(snapshot_download(repository, revision=revision, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError):
         return None
-    has_weights = any(folder.glob(SAFETENSORS_PATTERN)) or any(folder.glob(BIN_PATTERN))
-    return Snapshot(folder=folder, commit=folder.name) if has_weights else None
+    return Snapshot(folder=folder, commit=folder.name) if has_all_weights(folder) else None
+
+
+def _is_complete(snapshot: Snapshot) -> bool:
+    """An interrupted download may have left out the small files too; the hub completes it."""
+    return all((snapshot.folder / name).is_file() for name in _REQUIRED_FILES)
 
 
 def _choose_weights(repository: str, files: list[str], *, allow_bin: bool) -> str:

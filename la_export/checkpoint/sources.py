@@ -8,14 +8,12 @@ from __future__ import annotations
 import difflib
 import importlib.metadata
 import importlib.util
-import json
 import re
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from la_export.checkpoint.hub import BIN_PATTERN, SAFETENSORS_PATTERN, download_model
+from la_export.checkpoint.hub import download_model
 from la_export.checkpoint.known_models import (
     KNOWN_MODELS,
     HubModel,
@@ -23,20 +21,17 @@ from la_export.checkpoint.known_models import (
     PackagedModel,
     find_known_model,
 )
+from la_export.checkpoint.weight_files import (
+    SAFETENSORS_PATTERN,
+    WeightFormat,
+    find_weight_files,
+)
 from la_runtime.errors import CheckpointError, HostError, UnknownModelError, UsageError
 
 __all__ = ["ModelSource", "WeightFormat", "find_model"]
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _LOCAL_REVISION: Final = "local"
-
-
-class WeightFormat(StrEnum):
-    """How the weights are stored."""
-
-    SAFETENSORS = "safetensors"
-    BIN = "bin"
-    GGUF = "gguf"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +75,10 @@ def find_model(model: str, *, revision: str | None, allow_bin: bool) -> ModelSou
         HostError: the hub cannot be reached, or a package is not installed.
     """
     known = find_known_model(model)
-    path = Path(model).expanduser()
     if known is not None:
         return _find_known(known, revision, allow_bin)
-    if path.exists():
+    path = _find_path(model)
+    if path is not None:
         if revision is not None:
             raise UsageError(f"--revision {revision} is only for the hub; {model} is a local path")
         return _find_local(path, allow_bin)
@@ -94,10 +89,19 @@ def find_model(model: str, *, revision: str | None, allow_bin: bool) -> ModelSou
     raise _unknown(model)
 
 
+def _find_path(model: str) -> Path | None:
+    """The local file or folder of this name, if it can be one at all."""
+    try:
+        path = Path(model).expanduser()
+        return path if model and path.exists() else None
+    except (OSError, RuntimeError, ValueError):  # too long, no such user, a null character
+        return None
+
+
 def _looks_like_path(model: str) -> bool:
     return (
         model.startswith((".", "/", "~"))
-        or model.endswith((".gguf", ".safetensors", ".bin"))
+        or model.lower().endswith((".gguf", ".safetensors", ".bin"))
         or model.count("/") > 1
         or "\\" in model
     )
@@ -164,8 +168,9 @@ def _find_local(path: Path, allow_bin: bool) -> ModelSource:
                 f"{path} has no config.json; expected a Hugging Face model folder"
             )
         weight_format, weight_files = _find_weights(folder, str(path), allow_bin)
-        name = folder.name
-    elif path.suffix == ".gguf":
+        # A link is called what the user calls it.
+        name = folder.name if path.name in ("", "..") else path.name
+    elif path.suffix.lower() == ".gguf":
         folder, weight_format, weight_files = (
             path.resolve().parent,
             WeightFormat.GGUF,
@@ -189,11 +194,10 @@ def _find_local(path: Path, allow_bin: bool) -> ModelSource:
 def _find_weights(
     folder: Path, shown: str, allow_bin: bool
 ) -> tuple[WeightFormat, tuple[Path, ...]]:
-    safetensors = tuple(sorted(folder.glob(SAFETENSORS_PATTERN)))
+    safetensors = find_weight_files(folder, shown, WeightFormat.SAFETENSORS)
     if safetensors:
-        _check_shards(folder, shown)
         return WeightFormat.SAFETENSORS, safetensors
-    pickled = tuple(sorted(folder.glob(BIN_PATTERN)))
+    pickled = find_weight_files(folder, shown, WeightFormat.BIN)
     if not pickled:
         raise CheckpointError(f"{shown} has no weights: expected {SAFETENSORS_PATTERN}")
     if not allow_bin:
@@ -203,20 +207,3 @@ def _find_weights(
             "weights-only"
         )
     return WeightFormat.BIN, pickled
-
-
-def _check_shards(folder: Path, shown: str) -> None:
-    """Every shard that the index names must be there."""
-    index = folder / "model.safetensors.index.json"
-    if not index.is_file():
-        return
-    try:
-        names = set(json.loads(index.read_bytes())["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{shown}: {index.name} cannot be read ({error})") from error
-    missing = sorted(name for name in names if not (folder / name).is_file())
-    if missing:
-        raise CheckpointError(
-            f"{shown} is incomplete: {len(missing)} of {len(names)} weight files are missing, "
-            f"first {missing[0]}; download it again"
-        )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import torch
@@ -13,7 +14,23 @@ from transformers import PreTrainedModel
 
 from la_runtime.errors import CheckpointError
 
-__all__ = ["BinTensors", "LoadedTensors", "SafetensorsTensors", "StoredTensors", "to_float32"]
+__all__ = [
+    "READABLE_DTYPES",
+    "BinTensors",
+    "LoadedTensors",
+    "SafetensorsTensors",
+    "StoredTensors",
+    "to_float32",
+]
+
+_DTYPE_NAMES: Final = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+}
+# Numbers that are what they say; integers and float8 mean nothing without their scales.
+READABLE_DTYPES: Final = frozenset(_DTYPE_NAMES.values())
 
 
 class StoredTensors(Protocol):
@@ -21,6 +38,10 @@ class StoredTensors(Protocol):
 
     def names(self) -> frozenset[str]:
         """Every tensor there is."""
+        ...
+
+    def dtype(self, name: str) -> str:
+        """The dtype one tensor is stored in, as safetensors spells it; nothing is read."""
         ...
 
     def load(self, name: str) -> torch.Tensor:
@@ -40,10 +61,12 @@ class SafetensorsTensors:
 
     def __init__(self, files: tuple[Path, ...]) -> None:
         self._file_of: dict[str, Path] = {}
+        self._dtypes: dict[str, str] = {}
         for path in files:
             try:
                 with safe_open(path, framework="pt") as shard:
                     names = list(shard.keys())
+                    dtypes = {name: shard.get_slice(name).get_dtype() for name in names}
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(
                     f"weight file {path.name} cannot be read ({error}); copy it again"
@@ -55,10 +78,15 @@ class SafetensorsTensors:
                         "keep one set of weights in the folder"
                     )
                 self._file_of[name] = path
+            self._dtypes.update(dtypes)
 
     def names(self) -> frozenset[str]:
         """Every tensor of every shard."""
         return frozenset(self._file_of)
+
+    def dtype(self, name: str) -> str:
+        """As the shard's header says."""
+        return self._dtypes[name]
 
     def load(self, name: str) -> torch.Tensor:
         """Read one tensor from its shard."""
@@ -68,7 +96,7 @@ class SafetensorsTensors:
 
 
 class BinTensors:
-    """Tensors in `.bin` files, mapped from disk and unpickled weights-only.
+    """Tensors in `.bin` files, unpickled weights-only and mapped from disk where that can be.
 
     Args:
         files: the shards.
@@ -81,7 +109,9 @@ class BinTensors:
         self._tensors: dict[str, torch.Tensor] = {}
         for path in files:
             try:
-                shard = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+                # Files of before PyTorch 1.6 are no zip archives and cannot be mapped.
+                is_mapped = zipfile.is_zipfile(path)
+                shard = torch.load(path, map_location="cpu", mmap=is_mapped, weights_only=True)
             except Exception as error:
                 raise CheckpointError(
                     f"weight file {path.name} is not a plain dictionary of tensors "
@@ -89,11 +119,21 @@ class BinTensors:
                 ) from error
             if not isinstance(shard, dict):
                 raise CheckpointError(f"weight file {path.name} holds no dictionary of tensors")
+            for name, tensor in shard.items():
+                if not isinstance(name, str) or not isinstance(tensor, torch.Tensor):
+                    raise CheckpointError(
+                        f"weight file {path.name} holds a {type(tensor).__name__} under {name!r}, "
+                        "expected tensors only"
+                    )
             self._tensors.update(shard)
 
     def names(self) -> frozenset[str]:
         """Every tensor of every shard."""
         return frozenset(self._tensors)
+
+    def dtype(self, name: str) -> str:
+        """As the tensor says."""
+        return _dtype_name(self._tensors[name])
 
     def load(self, name: str) -> torch.Tensor:
         """One tensor, still mapped from its file."""
@@ -115,6 +155,10 @@ class LoadedTensors:
         """Every tensor of the model."""
         return frozenset(self._tensors)
 
+    def dtype(self, name: str) -> str:
+        """As the tensor says."""
+        return _dtype_name(self._tensors[name])
+
     def load(self, name: str) -> torch.Tensor:
         """One of the model's own tensors."""
         tensor: torch.Tensor = self._tensors[name]
@@ -125,6 +169,10 @@ def to_float32(tensor: torch.Tensor) -> NDArray[np.float32]:
     """The tensor as a NumPy array of float32, without a copy when it is one already."""
     array: NDArray[np.float32] = tensor.detach().to(torch.float32).contiguous().numpy()
     return array
+
+
+def _dtype_name(tensor: torch.Tensor) -> str:
+    return _DTYPE_NAMES.get(tensor.dtype, str(tensor.dtype))
 
 
 def _first_line(error: Exception) -> str:

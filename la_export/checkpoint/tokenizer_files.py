@@ -1,11 +1,11 @@
-"""Puts a model's tokenizer, chat template and generation defaults into a bundle."""
+"""A model's tokenizer, chat template and generation defaults as the files of a bundle."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -14,9 +14,12 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from la_export.checkpoint.checkpoint import Checkpoint
-from la_runtime.errors import CheckpointError, UnsupportedModelError
+from la_export.checkpoint.configuration import check_token_ids
+from la_runtime.errors import BundleError, CheckpointError, UnsupportedModelError
+from la_runtime.tokenizer import IncrementalDecoder
+from la_runtime.tokenizer import Tokenizer as RuntimeTokenizer
 
-__all__ = ["TokenizerFacts", "write_tokenizer"]
+__all__ = ["TokenizerFiles", "read_tokenizer"]
 
 _TOKENIZER: Final = "tokenizer.json"
 _TOKENIZER_CONFIG: Final = "tokenizer_config.json"
@@ -25,45 +28,55 @@ _GENERATION_CONFIG: Final = "generation_config.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenizerFacts:
-    """What the written files say.
+class TokenizerFiles:
+    """The tokenizer's files, ready to be written, and what they say.
 
     Args:
+        contents: bytes of each file by its name.
         vocab_size: one more than the largest id the tokenizer gives out.
         eos_token_ids: union of what configuration, generation defaults and tokenizer call
             the end, ascending.
     """
 
+    contents: Mapping[str, bytes]
     vocab_size: int
     eos_token_ids: tuple[int, ...]
 
+    def write(self, folder: Path) -> None:
+        """Write the files into a folder."""
+        for name, content in self.contents.items():
+            (folder / name).write_bytes(content)
 
-def write_tokenizer(checkpoint: Checkpoint, folder: Path) -> TokenizerFacts:
-    """Copy the tokenizer's files as they are, or convert when there is no `tokenizer.json`.
+
+def read_tokenizer(checkpoint: Checkpoint) -> TokenizerFiles:
+    """Take the tokenizer's files as they are, or convert when there is no `tokenizer.json`.
 
     Args:
         checkpoint: the model.
-        folder: receives the files and no others.
 
     Raises:
-        CheckpointError: the model has no tokenizer that can be used.
+        CheckpointError: the model has no tokenizer that the runtime can use.
         UnsupportedModelError: the tokenizer gives out ids beyond the embedding table.
     """
     source = checkpoint.source
-    if source.gguf_name is None and (source.folder / _TOKENIZER).is_file():
-        _copy(source.folder, folder)
-    else:
-        _convert(checkpoint, folder)
-    if source.gguf_name is None:
-        _copy_when_there(source.folder, folder, _GENERATION_CONFIG)
-    _extract_chat_template(folder)
-    tokenizer = _open(folder)
-    facts = TokenizerFacts(
-        vocab_size=max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1,
-        eos_token_ids=_collect_eos(checkpoint, folder, tokenizer),
-    )
-    _check_vocabulary(facts, checkpoint)
-    return facts
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        if source.gguf_name is None and (source.folder / _TOKENIZER).is_file():
+            _copy(source.folder, folder)
+        else:
+            _convert(checkpoint, folder)
+        if source.gguf_name is None:
+            _copy_when_there(source.folder, folder, _GENERATION_CONFIG)
+        _extract_chat_template(folder)
+        tokenizer = _open(folder)
+        _check_runtime(folder)
+        files = TokenizerFiles(
+            contents={path.name: path.read_bytes() for path in sorted(folder.iterdir())},
+            vocab_size=max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1,
+            eos_token_ids=_collect_eos(checkpoint, folder, tokenizer),
+        )
+    _check_vocabulary(files, checkpoint)
+    return files
 
 
 def _copy(source: Path, folder: Path) -> None:
@@ -85,7 +98,9 @@ def _convert(checkpoint: Checkpoint, folder: Path) -> None:
             trust_remote_code=False,
             local_files_only=True,
         )
-    except (ValueError, OSError, ImportError, KeyError, TypeError) as error:
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:
         raise CheckpointError(
             f"{source.origin} has no tokenizer that can be read ({error}); "
             "expected a tokenizer.json beside the weights"
@@ -105,6 +120,11 @@ def _extract_chat_template(folder: Path) -> None:
         return
     template = _read_fields(folder / _TOKENIZER_CONFIG).get("chat_template")
     if isinstance(template, list):
+        if not all(isinstance(entry, dict) for entry in template):
+            raise CheckpointError(
+                f"chat_template in {_TOKENIZER_CONFIG} is {template!r:.80}, expected text or a "
+                "list of objects with 'name' and 'template'"
+            )
         named = {entry.get("name"): entry.get("template") for entry in template}
         template = named.get("default")
     if isinstance(template, str):
@@ -113,14 +133,29 @@ def _extract_chat_template(folder: Path) -> None:
 
 def _open(folder: Path) -> Tokenizer:
     try:
-        return Tokenizer.from_file(str(folder / _TOKENIZER))
+        tokenizer = Tokenizer.from_file(str(folder / _TOKENIZER))
     except Exception as error:
         raise CheckpointError(f"{_TOKENIZER} cannot be read ({error})") from error
+    if tokenizer.get_vocab_size(with_added_tokens=True) == 0:
+        raise CheckpointError(f"{_TOKENIZER} has no tokens; copy the tokenizer again")
+    return tokenizer
+
+
+def _check_runtime(folder: Path) -> None:
+    """The runtime must be able to load the files and to stream text with them."""
+    try:
+        IncrementalDecoder(RuntimeTokenizer.load(folder))
+    except BundleError as error:
+        reason = str(error).replace(f"{folder}/", "").removesuffix("; rebuild the bundle")
+        raise CheckpointError(f"the runtime cannot use this tokenizer: {reason}") from error
 
 
 def _collect_eos(checkpoint: Checkpoint, folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
-    found = set(_as_ids(checkpoint.config.eos_token_id))
-    found.update(_as_ids(_read_fields(folder / _GENERATION_CONFIG).get("eos_token_id")))
+    defaults = _read_fields(folder / _GENERATION_CONFIG).get("eos_token_id")
+    found = {
+        *check_token_ids(checkpoint.config.eos_token_id, "eos_token_id of config.json"),
+        *check_token_ids(defaults, f"eos_token_id of {_GENERATION_CONFIG}"),
+    }
     token = _read_fields(folder / _TOKENIZER_CONFIG).get("eos_token")
     if isinstance(token, dict):
         token = token.get("content")
@@ -128,12 +163,6 @@ def _collect_eos(checkpoint: Checkpoint, folder: Path, tokenizer: Tokenizer) -> 
         token_id = tokenizer.token_to_id(token)
         found.update(() if token_id is None else (token_id,))
     return tuple(sorted(found))
-
-
-def _as_ids(value: object) -> Iterable[int]:
-    if isinstance(value, int):
-        return (value,)
-    return tuple(value) if isinstance(value, list) else ()
 
 
 def _read_fields(path: Path) -> dict[str, Any]:
@@ -148,11 +177,11 @@ def _read_fields(path: Path) -> dict[str, Any]:
     return fields
 
 
-def _check_vocabulary(facts: TokenizerFacts, checkpoint: Checkpoint) -> None:
+def _check_vocabulary(files: TokenizerFiles, checkpoint: Checkpoint) -> None:
     """Ids from the table's size on mean lookahead tokens, so text must never reach them."""
-    if facts.vocab_size > checkpoint.config.vocab_size:
+    if files.vocab_size > checkpoint.config.vocab_size:
         raise UnsupportedModelError(
-            f"the tokenizer gives out ids up to {facts.vocab_size - 1}, but the embedding table "
+            f"the tokenizer gives out ids up to {files.vocab_size - 1}, but the embedding table "
             f"of {checkpoint.source.origin} has {checkpoint.config.vocab_size} rows; "
             "use a tokenizer that belongs to the model"
         )

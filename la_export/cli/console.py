@@ -21,16 +21,22 @@ _FILE_WIDTH: Final = 200
 
 def make_console(*, quiet: bool) -> Console:
     """A console on stderr: plain text unless it is a terminal, silent when `quiet`."""
-    return _fit(Console(stderr=True, quiet=quiet, highlight=False, soft_wrap=True))
+    return _make(stderr=True, quiet=quiet)
 
 
 def make_output_console() -> Console:
     """A console on stdout, for results meant for people."""
-    return _fit(Console(highlight=False, soft_wrap=True))
+    return _make(stderr=False, quiet=False)
 
 
-def _fit(console: Console) -> Console:
-    """A file has no width to fold digests and paths at."""
+def _make(*, stderr: bool, quiet: bool) -> Console:
+    """Shows text as it is: names and paths may hold brackets and colons.
+
+    A file has no width to fold digests and paths at.
+    """
+    console = Console(
+        stderr=stderr, quiet=quiet, highlight=False, markup=False, emoji=False, soft_wrap=True
+    )
     if not console.is_terminal:
         console.width = _FILE_WIDTH
     return console

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -13,12 +13,24 @@ from la_runtime.errors import ExitCode, LookaheadError
 
 __all__ = ["main"]
 
+_OWN_PACKAGES: Final = ("la_export", "la_runtime")
+
 
 def _version() -> str:
     try:
         return importlib.metadata.version("lookahead-attention")
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
+
+
+def _missing_package(error: BaseException) -> str:
+    """The package behind a failed import; transformers wraps such errors in nameless ones."""
+    name = ""
+    cause: BaseException | None = error
+    while cause is not None:
+        name = (isinstance(cause, ImportError) and cause.name) or name
+        cause = cause.__cause__
+    return name.partition(".")[0] or str(error)
 
 
 class _Commands(click.Group):
@@ -30,6 +42,16 @@ class _Commands(click.Group):
         except LookaheadError as error:
             click.echo(f"error: {' '.join(str(error).split())}", err=True)
             ctx.exit(int(error.exit_code))
+        except ModuleNotFoundError as error:
+            package = _missing_package(error)
+            if package in _OWN_PACKAGES:
+                raise
+            click.echo(
+                f"error: the package {package} is not installed; run: "
+                "pip install 'lookahead-attention[export,cpu]'",
+                err=True,
+            )
+            ctx.exit(int(ExitCode.ENVIRONMENT))
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             ctx.exit(int(ExitCode.INTERRUPTED))

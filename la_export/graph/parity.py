@@ -287,7 +287,9 @@ def _check_logsumexp(outputs: dict[str, NDArray[np.float32]]) -> CheckResult:
     logits = outputs[Name.LOGITS].astype(np.float64)
     largest = logits.max(axis=-1)
     truth = largest + np.log(np.exp(logits - largest[..., np.newaxis]).sum(axis=-1))
-    share = np.abs(outputs[Name.LOGSUMEXP] - truth).max() / float(np.ptp(logits))
+    # A graph whose logits are all the same differs from PyTorch in them, and is refused for that.
+    spread = float(np.ptp(logits)) or 1.0
+    share = np.abs(outputs[Name.LOGSUMEXP] - truth).max() / spread
     return CheckResult(
         name="logsumexp", value=float(share), bound=LOGITS_BOUND, detail="of the logits' range"
     )
@@ -315,5 +317,16 @@ def _check_prefill(
 
 
 def _difference(name: str, found: NDArray[np.float32], truth: NDArray[np.float32]) -> CheckResult:
-    share = float(np.abs(found - truth).max()) / float(np.ptp(truth))
+    share = float(np.abs(found - truth).max()) / _range(name, truth)
     return CheckResult(name=name, value=share, bound=LOGITS_BOUND, detail="of the true range")
+
+
+def _range(name: str, values: NDArray[np.generic]) -> float:
+    """Largest less smallest value; nothing can be compared with a model that says one thing."""
+    spread = float(np.ptp(values))
+    if spread == 0.0:
+        raise CheckError(
+            f"every value of {name} is {values.flat[0]:g}, as of a model whose weights are zero; "
+            "no bundle was written: copy the weights again"
+        )
+    return spread

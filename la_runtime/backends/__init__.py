@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from la_runtime.backends.base import Backend
     from la_runtime.bundle import Bundle
 
-__all__ = ["BACKENDS", "open_backend"]
+__all__ = ["BACKENDS", "check_backend", "open_backend"]
 
 BACKENDS = ("ort-cpu",)
 
@@ -27,8 +27,17 @@ def open_backend(name: str, bundle: Bundle, *, threads: int) -> Backend:
         UsageError: no such backend.
         HostError: its library is not installed.
     """
-    if name == "ort-cpu":
-        from la_runtime.backends.ort import OrtBackend
+    check_backend(name)
+    from la_runtime.backends.ort import OrtBackend
 
-        return OrtBackend.open(bundle, threads=threads)
-    raise UsageError(f"unknown backend {name!r}; expected one of: {', '.join(BACKENDS)}")
+    return OrtBackend.open(bundle, threads=threads)
+
+
+def check_backend(name: str) -> None:
+    """Refuse a name that is not in `BACKENDS`.
+
+    Raises:
+        UsageError: no such backend.
+    """
+    if name not in BACKENDS:
+        raise UsageError(f"unknown backend {name!r}; expected one of: {', '.join(BACKENDS)}")

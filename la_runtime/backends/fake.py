@@ -81,7 +81,9 @@ class _FakeScores:
     _top_c: int
 
     def top(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        ids = np.argsort(-self._logits, axis=-1, kind="stable")[..., : self._top_c]
+        # NaN comes first, as in ONNX Runtime's TopK, so that it cannot hide behind a finite best.
+        ranked = np.where(np.isnan(self._logits), np.inf, self._logits)
+        ids = np.argsort(-ranked, axis=-1, kind="stable")[..., : self._top_c]
         return ids, np.take_along_axis(self._logits, ids, axis=-1)
 
     def logsumexp(self) -> NDArray[np.float32]:

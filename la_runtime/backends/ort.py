@@ -1,43 +1,43 @@
 """ONNX Runtime on the CPU, driven through IO binding.
 
-Inputs and outputs live in buffers of ours. A pass binds what changed since the last one, computes
-only the outputs that are asked for, and a commit copies only the accepted rows.
+Inputs and outputs live in buffers of ours. A pass binds what changed since the last one, and a
+commit copies only the accepted rows.
+
+ONNX Runtime computes all outputs of a graph, fetched or not (`only_execute_path_to_fetches` has no
+effect in its inference builds). So a pass without scores asks for no row, and the bundle holds a
+variant of the graph without `logsumexp`, which is made from the logits where it is wanted.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from la_runtime.backends.availability import explain_import_error
 from la_runtime.backends.base import CacheSizing, CacheState, Outputs, StepInputs
 from la_runtime.bundle import Bundle
-from la_runtime.contract import Contract, Name
-from la_runtime.errors import BundleError, HostError
+from la_runtime.contract import Contract, Dtype, Name, TensorSpec
+from la_runtime.errors import BundleError, UsageError
 
 try:
     import onnxruntime as ort
 except ImportError as error:
-    raise HostError(
-        "backend 'ort-cpu' needs onnxruntime, which is not installed: "
-        "pip install 'lookahead-attention[cpu]'"
-    ) from error
+    raise explain_import_error(error) from error
 
 __all__ = ["OrtBackend", "grown_capacity"]
 
 _CPU = "CPUExecutionProvider"
 _CAPACITY_STEP = 128
 _CAPACITY_SHARE = 0.12
-_SCORE_OUTPUTS = (
-    (Outputs.TOP, Name.TOP_IDS),
-    (Outputs.TOP, Name.TOP_LOGITS),
-    (Outputs.LOGSUMEXP, Name.LOGSUMEXP),
-    (Outputs.LOGITS, Name.LOGITS),
-)
+_NAME = "ort-cpu"
+_ONNX_TYPES = {Dtype.INT64: "tensor(int64)", Dtype.FLOAT32: "tensor(float)"}
 
 
 def grown_capacity(needed: int) -> int:
@@ -140,10 +140,10 @@ class _OrtCache:
         for name, places in zip(self._contract.past_names, past, strict=True):
             self.binding.bind_cpu_input(name, places)
 
-    def bind_outputs(self, block_len: int, num_rows: int, outputs: Outputs) -> None:
-        """Bind buffers for the block's K/V and the scores asked for; nothing else is computed."""
+    def bind_outputs(self, block_len: int, num_rows: int, names: Sequence[Name]) -> None:
+        """Bind buffers for the block's K/V and these scores."""
         batch = len(self.lengths)
-        wanted = (batch, block_len, num_rows, outputs)
+        wanted = (batch, block_len, num_rows, *names)
         if wanted == self.bound_outputs:
             return
         self.binding.clear_binding_outputs()
@@ -164,11 +164,11 @@ class _OrtCache:
             Name.LOGITS: (contract.vocab_size,),
         }
         self.scores = {}
-        for flag, name in _SCORE_OUTPUTS:
-            if flag in outputs:
-                shape_of_scores = (batch, num_rows, *row_axes.get(name, ()))
-                self.scores[name] = self._score_buffers[name].shaped(shape_of_scores)
-                self._bind_output(name, self.scores[name])
+        for name in names:
+            self.scores[name] = self._score_buffers[name].shaped(
+                (batch, num_rows, *row_axes.get(name, ()))
+            )
+            self._bind_output(name, self.scores[name])
         self.bound_outputs = wanted
 
     def _bind_output(self, name: str, array: NDArray[np.generic]) -> None:
@@ -183,7 +183,12 @@ class _OrtScores:
         return self._scores[Name.TOP_IDS], self._scores[Name.TOP_LOGITS]  # type: ignore[return-value]
 
     def logsumexp(self) -> NDArray[np.float32]:
-        return self._scores[Name.LOGSUMEXP]  # type: ignore[return-value]
+        if Name.LOGSUMEXP in self._scores:
+            return self._scores[Name.LOGSUMEXP]  # type: ignore[return-value]
+        logits = self.logits()
+        peak = logits.max(axis=-1, keepdims=True)  # [batch, rows, 1]
+        summed = np.exp(logits - peak).sum(axis=-1, dtype=np.float64)
+        return np.asarray(np.log(summed) + peak[..., 0], dtype=np.float32)
 
     def logits(self) -> NDArray[np.float32]:
         return self._scores[Name.LOGITS]  # type: ignore[return-value]
@@ -196,6 +201,11 @@ class OrtBackend:
         session: the session over the graph.
         contract: the graph's contract.
         lookahead_embeddings: [k_max, hidden_size] in the compute dtype.
+        omits: outputs of the contract that this graph does not have.
+
+    Raises:
+        BundleError: the graph's inputs and outputs are not the contract's, or the vectors have
+            another shape.
     """
 
     widths: tuple[int, ...] = ()
@@ -205,25 +215,37 @@ class OrtBackend:
         session: ort.InferenceSession,
         contract: Contract,
         lookahead_embeddings: NDArray[np.floating],
+        *,
+        omits: Sequence[str] = (),
     ) -> None:
+        _check_signature(session, contract, omits)
         self.contract = contract
         self.session = session
-        self._run_options = ort.RunOptions()
-        self._run_options.only_execute_path_to_fetches = True
+        self._is_closed = False
+        logsumexp_from = Name.LOGITS if Name.LOGSUMEXP in omits else Name.LOGSUMEXP
+        self._names_of = {
+            Outputs.TOP: (Name.TOP_IDS, Name.TOP_LOGITS),
+            Outputs.LOGSUMEXP: (logsumexp_from,),
+            Outputs.LOGITS: (Name.LOGITS,),
+        }
         self.set_lookahead_embeddings(lookahead_embeddings)
 
     @classmethod
     def open(cls, bundle: Bundle, *, threads: int) -> OrtBackend:
-        """Open a bundle's graph.
+        """Open a bundle's graph, in the variant made for this backend if there is one.
 
         Raises:
-            BundleError: ONNX Runtime cannot load the graph.
+            BundleError: ONNX Runtime cannot load the graph, or it is not what the manifest says.
         """
         manifest = bundle.manifest
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 3
-        graph = bundle.path(manifest.graph)
+        variant = next((v for v in manifest.variants if v.backend == _NAME), None)
+        graph = bundle.path(manifest.graph if variant is None else variant.path)
+        vectors = _load_lookahead_embeddings(
+            bundle.path(manifest.lookahead.path), manifest.contract
+        )
         try:
             session = ort.InferenceSession(str(graph), options, providers=[_CPU])
         except Exception as error:
@@ -233,17 +255,25 @@ class OrtBackend:
         return cls(
             session,
             manifest.contract,
-            _load_lookahead_embeddings(bundle.path(manifest.lookahead.path), manifest.contract),
+            vectors,
+            omits=() if variant is None else variant.omits,
         )
 
     def allocate(self, batch: int, sizing: CacheSizing) -> CacheState:
         """See `Backend.allocate`."""
+        self._check_open()
         return _OrtCache(self.contract, self.session.io_binding(), batch=batch, sizing=sizing)
 
     def forward(self, state: CacheState, inputs: StepInputs) -> _OrtScores:
         """See `Backend.forward`."""
         assert isinstance(state, _OrtCache)
+        self._check_open()
         binding = state.binding
+        if not inputs.outputs:
+            inputs = replace(inputs, logits_rows=inputs.logits_rows[:, :0])
+        names = dict.fromkeys(
+            name for flag in inputs.outputs for name in self._names_of[flag]
+        )  # each once, in order
         state.inputs = inputs  # the binding borrows their memory
         binding.bind_cpu_input(Name.INPUT_IDS, inputs.input_ids)
         binding.bind_cpu_input(Name.POSITION_IDS, inputs.position_ids)
@@ -251,8 +281,8 @@ class OrtBackend:
         binding.bind_cpu_input(Name.LOGITS_ROWS, inputs.logits_rows)
         binding.bind_cpu_input(Name.LOOKAHEAD_EMBEDDINGS, self.lookahead_embeddings)
         state.bind_past()
-        state.bind_outputs(inputs.input_ids.shape[1], inputs.logits_rows.shape[1], inputs.outputs)
-        self.session.run_with_iobinding(binding, self._run_options)
+        state.bind_outputs(inputs.input_ids.shape[1], inputs.logits_rows.shape[1], tuple(names))
+        self.session.run_with_iobinding(binding, None)
         return _OrtScores(state.scores)
 
     def commit(self, state: CacheState, rows: Sequence[Sequence[int]]) -> None:
@@ -264,23 +294,66 @@ class OrtBackend:
                 state.append(sequence, accepted)
 
     def set_lookahead_embeddings(self, embeddings: NDArray[np.floating]) -> None:
-        """See `Backend.set_lookahead_embeddings`."""
+        """See `Backend.set_lookahead_embeddings`.
+
+        Raises:
+            BundleError: they have another shape, or a component is not finite.
+        """
         expected = (self.contract.k_max, self.contract.hidden_size)
         if embeddings.shape != expected:
             raise BundleError(
                 f"lookahead vectors have shape {embeddings.shape}, expected {expected}"
             )
-        self.lookahead_embeddings = np.ascontiguousarray(
-            embeddings, dtype=np.dtype(self.contract.compute_dtype)
+        if not np.isfinite(embeddings).all():
+            raise BundleError("lookahead vectors hold NaN or infinity; tune or build them again")
+        self.lookahead_embeddings = np.array(
+            embeddings, dtype=np.dtype(self.contract.compute_dtype), order="C"
         )
 
     def close(self) -> None:
         """See `Backend.close`."""
-        del self.session
+        self._is_closed = True
+        self.session = None
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise UsageError("the engine is closed; open the bundle again")
+
+
+def _check_signature(
+    session: ort.InferenceSession, contract: Contract, omits: Sequence[str]
+) -> None:
+    """Compare the graph's inputs and outputs with the contract's."""
+    outputs = [spec for spec in contract.outputs if spec.name not in omits]
+    for what, found, specs in (
+        ("input", session.get_inputs(), contract.inputs),
+        ("output", session.get_outputs(), outputs),
+    ):
+        names = [tensor.name for tensor in found]
+        if names != [spec.name for spec in specs]:
+            raise BundleError(
+                f"the graph is not the manifest's: it has {len(names)} {what}s, the contract "
+                f"{len(specs)}, or their names differ; rebuild the bundle"
+            )
+        for tensor, spec in zip(found, specs, strict=True):
+            if not _fits(tensor, spec):
+                raise BundleError(
+                    f"the graph is not the manifest's: {what} {spec.name} is {tensor.type} "
+                    f"{tensor.shape}, the contract says {_ONNX_TYPES[spec.dtype]} "
+                    f"{[str(axis) for axis in spec.axes]}; rebuild the bundle"
+                )
+
+
+def _fits(tensor: ort.NodeArg, spec: TensorSpec) -> bool:
+    expected = [axis if isinstance(axis, int) else str(axis) for axis in spec.axes]
+    return bool(tensor.type == _ONNX_TYPES[spec.dtype] and tensor.shape == expected)
 
 
 def _load_lookahead_embeddings(path: Path, contract: Contract) -> NDArray[np.floating]:
-    tensors = load_file(path)
+    try:
+        tensors = load_file(path)
+    except SafetensorError as error:
+        raise BundleError(f"{path} is no safetensors file ({error}); rebuild the bundle") from error
     if Name.LOOKAHEAD_EMBEDDINGS not in tensors:
         raise BundleError(f"{path} has no tensor '{Name.LOOKAHEAD_EMBEDDINGS}'; rebuild the bundle")
     return tensors[Name.LOOKAHEAD_EMBEDDINGS]

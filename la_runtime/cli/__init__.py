@@ -1,19 +1,42 @@
-"""The `la-runtime` command."""
+"""The `la-runtime` command.
+
+This module imports next to nothing: from here on Ctrl-C ends the program in one line, however
+much there still is to import.
+"""
 
 from __future__ import annotations
 
-import click
+import sys
+from collections.abc import Sequence
 
-from la_runtime.cli.errors import ErrorReportingGroup
-from la_runtime.cli.generate import generate
+from la_runtime.errors import ExitCode
 
 __all__ = ["main"]
 
 
-@click.group(cls=ErrorReportingGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="lookahead-attention", prog_name="la-runtime")
-def main() -> None:
-    """Run compiled bundles with Lookahead Attention."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command line and end the program.
+
+    Args:
+        arguments: what follows the program's name; None takes those it was started with.
+    """
+    try:
+        from la_runtime.cli.group import commands
+
+        commands(arguments)
+    except BaseException as error:
+        if not _is_interruption(error):
+            raise
+        print("interrupted", file=sys.stderr)
+        sys.exit(ExitCode.INTERRUPTED)
 
 
-main.add_command(generate)
+def _is_interruption(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is behind it; libraries turn one during their import into an ImportError."""
+    if isinstance(error, SystemExit):
+        return False
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

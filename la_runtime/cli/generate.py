@@ -26,7 +26,8 @@ __all__ = ["generate"]
 @click.option(
     "--prompt-file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Read the prompt from a file. Without --prompt and --prompt-file it comes from stdin.",
+    help="Read the prompt from a UTF-8 file, used as it is, its last newline included. Without "
+    "--prompt and --prompt-file it comes from stdin.",
 )
 @click.option("--chat", is_flag=True, help="Put the prompt into the model's chat template.")
 @click.option(
@@ -127,7 +128,7 @@ def generate(
             if not as_json:
                 click.echo(chunk.text, nl=False)
         result = stream.result
-    click.echo(json.dumps(_as_record(result), ensure_ascii=False) if as_json else "")
+    click.echo(_to_json(_as_record(result)) if as_json else "")
     if stats:
         click.echo(_describe(result), err=True)
 
@@ -138,9 +139,16 @@ def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
     if prompt is not None:
         return prompt
     source = "standard input" if prompt_file is None else str(prompt_file)
-    content = sys.stdin.buffer.read() if prompt_file is None else prompt_file.read_bytes()
+    if prompt_file is None and sys.stdin is None:
+        raise UsageError("standard input is closed; give --prompt or --prompt-file")
     try:
-        return content.decode("utf-8")
+        content = sys.stdin.buffer.read() if prompt_file is None else prompt_file.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"{source} cannot be read: {error.strerror or error}; give the prompt another way"
+        ) from error
+    try:
+        return content.decode("utf-8").removeprefix("\ufeff")  # a byte order mark is no text
     except UnicodeDecodeError as error:
         raise UsageError(
             f"{source} is not valid UTF-8: byte {error.start} is 0x{content[error.start]:02x}; "
@@ -158,6 +166,11 @@ def _as_record(result: GenerationResult) -> dict[str, Any]:
         "agreement": stats.agreement,
     }
     return record
+
+
+def _to_json(record: dict[str, Any]) -> str:
+    is_unicode = sys.stdout is None or sys.stdout.encoding.lower().startswith("utf")
+    return json.dumps(record, ensure_ascii=not is_unicode)
 
 
 def _describe(result: GenerationResult) -> str:

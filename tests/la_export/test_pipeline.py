@@ -15,7 +15,7 @@ from la_export.graph.export import optimize_graph
 from la_export.graph.step_graph import StepGraph
 from la_export.pipeline import BuildOptions, BuildReport, Stage, StageReport, build
 from la_runtime.bundle import GRAPH_PATH, MANIFEST_NAME, open_bundle
-from la_runtime.errors import CheckError, HostError, LookaheadError, UsageError
+from la_runtime.errors import CheckError, CheckpointError, HostError, LookaheadError, UsageError
 
 BUNDLE_FILES = {
     "chat_template.jinja",
@@ -23,6 +23,7 @@ BUNDLE_FILES = {
     "lookahead.safetensors",
     "onnx/model.onnx",
     "onnx/model.onnx.data",
+    "onnx/model.ort-cpu.onnx",
     "tokenizer.json",
     "tokenizer_config.json",
 }
@@ -98,6 +99,7 @@ def test_plain_only_bundle_has_one_vector() -> None:
         ({"lookahead_lengths": (-1,)}, r"--k -1 is out of range; expected 0 to 16"),
         ({"lookahead_lengths": (4, 17)}, r"--k 17 is out of range"),
         ({"precision": "fp8"}, r"--precision 'fp8' is not known"),
+        ({"model": ""}, r"--model is empty"),
         ({"threads": 0}, r"--threads 0 is out of range"),
     ],
 )
@@ -121,6 +123,21 @@ def test_too_small_disk_is_noticed_before_the_long_work(
     with pytest.raises(HostError, match="not enough disk space"):
         build(_options(make_checkpoint(), tmp_path / "out"))
     assert not (tmp_path / "out").exists()
+
+
+def test_unusable_tokenizer_is_refused_before_the_long_work(
+    make_checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "trace_model", lambda *_: pytest.fail("the long work began"))
+    monkeypatch.setattr(Checkpoint, "source_digest", lambda _: pytest.fail("weights were read"))
+    folder = make_checkpoint()
+    (folder / "tokenizer.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json cannot be read"):
+        build(_options(folder, tmp_path / "out"))
+
+
+def test_seconds_cover_the_stages_and_what_is_between_them(report: BuildReport) -> None:
+    assert report.seconds > sum(entry.seconds for entry in report.stages)
 
 
 @pytest.mark.usefixtures("skip_tracing")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,6 +48,10 @@ def test_without_drafts_nothing_is_accepted():
 )
 def test_threshold_takes_the_longest_probable_prefix(tau, count):
     assert accept_threshold([0.9, 0.5, 0.9, 0.1], tau) == count
+
+
+def test_what_is_no_number_is_not_probable():
+    assert accept_threshold([0.9, math.nan, 0.9], 0.0) == 1
 
 
 def test_proposals_come_from_the_group_behind_the_accepted_prefix():

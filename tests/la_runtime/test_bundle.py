@@ -5,6 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -139,13 +142,28 @@ def test_cached_digests_are_not_computed_again(bundle, monkeypatch, tmp_path):
     open_bundle(bundle, digests=DigestCheck.CACHED)
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"x": 1}'])
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"x": 1}', b"[" * 100_000])
 def test_an_unreadable_digest_cache_is_ignored(bundle, monkeypatch, tmp_path, content):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     digest_cache_path().parent.mkdir(parents=True)
     digest_cache_path().write_bytes(content)
 
     open_bundle(bundle, digests=DigestCheck.CACHED)
+
+
+@pytest.mark.parametrize("remembered", ["zz", "0" * 63, 7, None])
+def test_a_remembered_digest_that_is_none_is_computed_again(
+    bundle, monkeypatch, tmp_path, remembered
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    open_bundle(bundle, digests=DigestCheck.CACHED)
+    cache = json.loads(digest_cache_path().read_text())
+    spoilt = {path: [*entry[:-1], remembered] for path, entry in cache.items()}
+    digest_cache_path().write_text(json.dumps(spoilt))
+
+    open_bundle(bundle, digests=DigestCheck.CACHED)
+
+    assert json.loads(digest_cache_path().read_text()) == cache
 
 
 def test_a_missing_file_is_named(bundle):
@@ -177,7 +195,7 @@ def test_a_newer_minor_version_opens(bundle):
 
 
 @pytest.mark.parametrize(
-    "path", ["../secret", "/etc/passwd", "onnx/../../secret", "C:/secret", "a\\b", ""]
+    "path", ["../secret", "/etc/passwd", "onnx/../../secret", "C:/secret", "a\\b", "a\0b", ""]
 )
 def test_a_path_outside_the_bundle_is_refused(bundle, path):
     def edit(record):
@@ -207,6 +225,14 @@ def test_a_link_out_of_the_bundle_is_refused(bundle, tmp_path):
         (lambda record: record.pop("model"), "model: Field required"),
         (lambda record: record["contract"].update(k_max=0), "k_max must be at least 1, got 0"),
         (lambda record: record.update(schema_version="one"), "schema version is 'one'"),
+        (lambda record: record.update(schema_version="1" * 5000), "schema version is '1111"),
+        *(
+            (
+                lambda record, lengths=lengths: record.update(lookahead_lengths=lengths),
+                rf"lookahead_lengths: .* from 0 to 2, got {re.escape(str(lengths))}",
+            )
+            for lengths in ([], [-1, 2], [3], [2, 1], [1, 1])
+        ),
         (lambda record: record.pop("contract"), "contract version is None"),
         (
             lambda record: record["files"][GRAPH_PATH].update(sha256="short"),
@@ -236,19 +262,146 @@ def test_what_is_no_bundle_is_refused(tmp_path):
     (tmp_path / MANIFEST_NAME).write_text("{")
     with pytest.raises(BundleError, match="not valid JSON"):
         open_bundle(tmp_path)
+    (tmp_path / MANIFEST_NAME).write_text("[" * 100_000)
+    with pytest.raises(BundleError, match="not valid JSON"):
+        open_bundle(tmp_path)
     (tmp_path / MANIFEST_NAME).write_text("[]")
     with pytest.raises(BundleError, match="expected a JSON object"):
         open_bundle(tmp_path)
 
 
-def test_a_rebuild_replaces_the_old_bundle_whole(bundle):
-    (bundle / "stray").write_text("left from the old one")
+def test_a_name_that_is_too_long_is_refused(bundle):
+    name = "x" * 300
+    with pytest.raises(UsageError, match=r"no bundle at x+: File name too long"):
+        open_bundle(name)
+
+    edit_manifest(
+        bundle, lambda record: record["files"].update({name: record["files"][GRAPH_PATH]})
+    )
+    with pytest.raises(BundleError, match=r"cannot be read at .*x: File name too long"):
+        open_bundle(bundle)
+
+
+def test_a_file_that_cannot_be_read_is_named(bundle, monkeypatch):
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr("la_runtime.bundle.hash_file", refuse)
+
+    with pytest.raises(BundleError, match=r"cannot be read at .*safetensors: Permission denied"):
+        open_bundle(bundle)
+
+
+def make_stray(place: Path, elsewhere: Path, kind: str) -> None:
+    place.parent.mkdir(exist_ok=True)
+    if kind == "file":
+        place.write_text("evil")
+        return
+    target = elsewhere / kind
+    if kind == "folder":
+        target.mkdir()
+    else:
+        target.write_text("evil")
+    place.symlink_to(target)
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "folder"])
+@pytest.mark.parametrize("stray", ["chat_template.jinja", "onnx/model.onnx.data", "reports"])
+def test_files_that_the_manifest_does_not_list_are_refused(bundle, tmp_path, stray, kind):
+    make_stray(bundle / stray, tmp_path, kind)
+
+    with pytest.raises(BundleError, match=rf"unsafe: it holds '{stray}', which its manifest does"):
+        open_bundle(bundle)
+
+
+def test_reports_may_lie_beside_the_listed_files(bundle):
+    make_stray(bundle / "reports" / "verify-1.json", bundle, "file")
+
+    open_bundle(bundle)
+
+
+def test_a_manifest_below_the_top_is_a_file_like_others(tmp_path):
+    with write_bundle(tmp_path / "toy") as work:
+        (work / "extra").mkdir()
+        (work / "extra" / MANIFEST_NAME).write_text("{}")
+        seal_bundle_of(work)
+
+    assert open_bundle(tmp_path / "toy").has(f"extra/{MANIFEST_NAME}")
+
+
+def test_reading_a_bundle_needs_no_posix(bundle):
+    program = (
+        "import sys; sys.modules['fcntl'] = None\n"
+        "from la_runtime.bundle import open_bundle\n"
+        f"open_bundle({str(bundle)!r})"
+    )
+
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("version", ["1.0", "9.0"])
+def test_a_rebuild_replaces_the_old_bundle_whole(bundle, version):
+    edit_manifest(bundle, lambda record: record.update(schema_version=version))
+    for report in ("reports/verify-1.json", "trt/k2.plan"):
+        make_stray(bundle / report, bundle, "file")
 
     write_toy_bundle(bundle, graph=b"new")
 
     assert open_bundle(bundle).path(GRAPH_PATH).read_bytes() == b"new"
-    assert not (bundle / "stray").exists()
+    assert not (bundle / "reports").exists()
     assert not list(bundle.parent.glob(".*"))
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "folder"])
+@pytest.mark.parametrize("stray", ["photo.png", "onnx/photo.png"])
+def test_a_bundle_that_holds_other_files_is_not_replaced(bundle, tmp_path, stray, kind):
+    make_stray(bundle / stray, tmp_path, kind)
+
+    with pytest.raises(UsageError, match=f"exists and holds '{stray}', which is not the bundle's"):
+        write_toy_bundle(bundle, graph=b"new")
+
+    assert (bundle / stray).exists()
+    assert (bundle / GRAPH_PATH).read_bytes() == GRAPH_BYTES
+
+
+def test_files_that_arrive_during_a_build_are_not_lost(bundle, tmp_path):
+    def build_while_files_arrive(destination):
+        with write_bundle(destination) as work:
+            seal_bundle_of(work)
+            make_stray(destination / "photo.png", tmp_path, "file")
+
+    for destination in (bundle, tmp_path / "new"):
+        with pytest.raises(UsageError, match=r"choose another --out or move that away"):
+            build_while_files_arrive(destination)
+        assert (destination / "photo.png").read_text() == "evil"
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        '{"name": "a web app"}',
+        '{"schema_version": "1.0"}',
+        '{"contract": {}}',
+        "[]",
+        "{",
+        "[" * 100_000,
+    ],
+)
+def test_a_folder_with_a_manifest_of_another_kind_is_no_bundle(tmp_path, manifest):
+    (tmp_path / MANIFEST_NAME).write_text(manifest)
+
+    with pytest.raises(UsageError, match="exists and is a folder that is no bundle"):
+        write_toy_bundle(tmp_path)
+
+    assert (tmp_path / MANIFEST_NAME).read_text() == manifest
+
+
+def test_a_manifest_without_a_list_of_files_makes_none_the_bundles(bundle):
+    edit_manifest(bundle, lambda record: record.update(files=None))
+
+    with pytest.raises(UsageError, match=r"holds 'lookahead.safetensors', which is not"):
+        write_toy_bundle(bundle)
 
 
 @pytest.mark.parametrize(
@@ -302,6 +455,24 @@ def test_the_old_bundle_is_at_its_place_at_every_moment_of_a_rebuild(bundle, mon
     write_toy_bundle(bundle, graph=b"new")
 
     assert open_bundle(bundle).path(GRAPH_PATH).read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
+def test_the_old_bundle_comes_back_when_the_second_rename_fails(bundle, monkeypatch, error):
+    def fail_into_place(source, target):
+        if Path(target) == bundle and Path(source).suffix == ".partial":
+            raise error
+        rename(source, target)
+
+    rename = os.replace
+    monkeypatch.setattr("la_runtime.bundle._exchange", lambda one, other: False)
+    monkeypatch.setattr("os.replace", fail_into_place)
+
+    with pytest.raises((HostError, KeyboardInterrupt)):
+        write_toy_bundle(bundle, graph=b"new")
+
+    assert open_bundle(bundle).path(GRAPH_PATH).read_bytes() == GRAPH_BYTES
+    assert [path.name for path in bundle.parent.iterdir()] == [bundle.name]
 
 
 def test_the_next_build_removes_what_a_killed_one_left_but_not_a_running_one(bundle):

@@ -303,11 +303,56 @@ def test_a_bundle_without_a_template_says_what_to_do(tmp_path: Path) -> None:
         ChatTemplate.load(tmp_path)
 
 
-def test_a_malformed_template_entry_is_named(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": {"default": "x"}}')
+@pytest.mark.parametrize(
+    "configured",
+    [
+        5,
+        {"default": "x"},
+        ["x"],
+        [{"name": "default"}],
+        [{"name": "default", "template": 5}],
+        [{"name": "default", "template": None}],
+        [{"name": ["default"], "template": "x"}],
+    ],
+)
+def test_a_malformed_template_entry_is_named(tmp_path: Path, configured: object) -> None:
+    config = json.dumps({"chat_template": configured})
+    (tmp_path / "tokenizer_config.json").write_text(config)
 
-    with pytest.raises(BundleError, match="expected text or a list of objects"):
+    with pytest.raises(BundleError, match="expected text or a list of objects with texts 'name'"):
         ChatTemplate.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("{{" + "(" * 3000 + "1" + ")" * 3000 + "}}", "'default' is nested too deeply"),
+        (
+            "{% for x in y %}" * 30 + "{% endfor %}" * 30,
+            "'default' cannot be compiled: SyntaxError: too many statically nested blocks",
+        ),
+    ],
+)
+def test_a_template_beyond_the_compiler_s_limits_is_refused(source: str, message: str) -> None:
+    with pytest.raises(BundleError, match=message):
+        _make(source)
+
+
+@pytest.mark.parametrize("kind", ["list", "object"])
+def test_messages_that_are_nested_too_deeply_are_refused(kind: str) -> None:
+    def nest(depth: int) -> object:
+        content: object = "x"
+        for _ in range(depth):
+            content = [content] if kind == "list" else {"x": content}
+        return content
+
+    def render(depth: int) -> str:
+        messages = [{"role": "user", "content": nest(depth)}]
+        return _make("{{ messages[0].content | tojson }}").render(messages)
+
+    assert render(60) == json.dumps(nest(60))
+    with pytest.raises(UsageError, match=r"message 0, content.* nested more than 64 deep"):
+        render(5000)
 
 
 def test_templates_without_a_default_are_named() -> None:

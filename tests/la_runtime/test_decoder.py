@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from la_runtime.backends.base import CacheSizing, Outputs
 from la_runtime.backends.fake import FakeBackend
 from la_runtime.decoder import BlockPolicy, Decoder
 from la_runtime.errors import NonFiniteScoreError, UsageError
-from la_runtime.layout import Layout
+from la_runtime.layout import GroupMask, Layout
 from la_runtime.sampling import SamplingParams, Select
 from la_runtime.stopping import FinishReason
 from tests.la_runtime.toy import (
@@ -222,21 +223,186 @@ def test_margins_are_those_of_the_rows_that_chose_the_tokens():
     assert min(plain_margins) >= 0
 
 
+class _WatchedBackend(FakeBackend):
+    """Keeps what every pass was asked."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.passes = []
+
+    def forward(self, state, inputs):
+        self.passes.append(inputs)
+        return super().forward(state, inputs)
+
+
+def test_only_scores_that_are_needed_are_asked_for():
+    asked = {}
+    for name, params in {
+        "greedy": _exact(2, Layout.FULL, 4),
+        "sampled": SamplingParams(k=2, max_new_tokens=4, temperature=1.0),
+        "threshold": SamplingParams(k=2, max_new_tokens=4, select=Select.THRESHOLD, tau=0.9),
+    }.items():
+        backend = _WatchedBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX)
+        decode(backend, [PROMPT], [params], policy=BlockPolicy(prefill_chunk=2))
+        assert [inputs.outputs for inputs in backend.passes[:2]] == [Outputs.NONE] * 2
+        asked[name] = {inputs.outputs for inputs in backend.passes[2:]}
+
+    assert asked == {
+        "greedy": {Outputs.TOP},
+        "sampled": {Outputs.TOP | Outputs.LOGITS},
+        "threshold": {Outputs.TOP | Outputs.LOGSUMEXP},
+    }
+
+
+def test_no_draft_is_verified_that_could_not_be_emitted():
+    """With r tokens to go, a pass emits at most r - 1 drafts and the bonus token."""
+    backend = _WatchedBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX, slot_oracle=[_oracle(PROMPT)])
+
+    results, _ = decode(backend, [PROMPT], [_exact(4, Layout.FULL, 8)])
+
+    drafts = [int((inputs.input_ids < VOCAB_SIZE).sum()) - 1 for inputs in backend.passes[1:]]
+    assert [len(result.token_ids) for result in results[0]] == [1, 5, 2]
+    assert drafts == [4, 1]
+
+
+@pytest.mark.parametrize("group_mask", GroupMask)
+def test_the_group_mask_of_the_vectors_reaches_every_pass(group_mask):
+    backend = _WatchedBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX)
+    decoder = Decoder(backend, context=CONTEXT, eos_token_ids=(), group_mask=group_mask)
+    with decoder.start([PROMPT], [_exact(3, Layout.ROOT_ONLY, 5)]) as decoding:
+        decoding.prefill()
+        while not decoding.is_done:
+            decoding.step()
+        tokens = decoding.token_ids(0)
+
+    assert list(tokens) == decode_plainly(PROMPT, 5)
+    expected = np.eye(3) if group_mask is GroupMask.STRICT else np.tri(3)
+    for inputs in backend.passes:
+        own = inputs.attention_mask[0, 0, -3:, -3:] == 0
+        assert np.array_equal(own, expected.astype(bool))
+
+
+def test_times_are_those_of_the_first_and_the_last_token(monkeypatch):
+    """Every look at the clock is a second later than the one before."""
+    clock = iter(range(1000))
+    monkeypatch.setattr("la_runtime.decoder.time.perf_counter", lambda: float(next(clock)))
+    backend = FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX)
+
+    _, stats = decode(backend, [PROMPT], [_exact(0, Layout.FULL, 5)])
+
+    assert (stats[0].ttft_s, stats[0].decode_s) == (1.0, 4.0)
+    assert stats[0].tokens_per_s == 1.0
+
+
+threshold_params = st.builds(
+    SamplingParams,
+    select=st.just(Select.THRESHOLD),
+    tau=st.sampled_from([0.0, 0.2, 0.6, 1.0]),
+    k=lookahead_lengths,
+    max_new_tokens=st.integers(1, 20),
+)
+
+
+@given(batch=prompts, data=st.data(), eos=st.sets(st.integers(0, VOCAB_SIZE - 1), max_size=2))
+def test_threshold_and_exact_rows_of_a_batch_equal_their_runs_alone(batch, data, eos):
+    """Mixed rules in one ragged batch, and every row's counts."""
+    params = [
+        data.draw(
+            st.one_of(
+                threshold_params, st.builds(_exact, lookahead_lengths, layouts, st.integers(1, 9))
+            )
+        )
+        for _ in batch
+    ]
+    options = {"eos_token_ids": tuple(eos), "context": 40}
+    backend = FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX)
+
+    together, stats = decode(backend, batch, params, **options)
+
+    for prompt, wish, found, counted in zip(batch, params, together, stats, strict=True):
+        (alone,), (alone_counted,) = decode(backend, [prompt], [wish], **options)
+        assert found == alone
+        assert (counted.drafted, counted.accepted) == (
+            alone_counted.drafted,
+            alone_counted.accepted,
+        )
+        assert (counted.reread, counted.agreed) == (alone_counted.reread, alone_counted.agreed)
+        assert counted.tokens_per_pass <= wish.k + 1
+
+
 class _BrokenBackend(FakeBackend):
-    """Gives NaN for whatever follows one position."""
+    """Gives NaN for whatever follows one position of one of the sequences."""
+
+    def __init__(self, *, sequence, **options):
+        super().__init__(**options)
+        self._sequence = sequence
 
     def forward(self, state, inputs):
         scores = super().forward(state, inputs)
         rows = np.take_along_axis(inputs.position_ids, inputs.logits_rows, axis=1)
-        scores.logits()[rows == len(PROMPT) + 2] = np.nan
+        broken = rows == len(PROMPT) + 2
+        broken[[i for i in range(len(rows)) if i != self._sequence]] = False
+        scores.logits()[broken, 3] = np.nan
         return scores
 
 
-def test_non_finite_scores_are_an_error_that_names_request_and_position():
-    backend = _BrokenBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX)
+@pytest.mark.parametrize(
+    "params",
+    [
+        _exact(0, Layout.FULL),
+        _exact(3, Layout.FULL),
+        SamplingParams(k=2, temperature=1.0),
+        SamplingParams(k=2, select=Select.THRESHOLD, tau=0.0),
+    ],
+    ids=["plain", "lookahead", "sampled", "threshold"],
+)
+def test_non_finite_scores_are_an_error_that_names_request_and_position(params):
+    """Wherever the row stands in the block, a slot's included."""
+    backend = _BrokenBackend(sequence=1, vocab_size=VOCAB_SIZE, k_max=K_MAX)
 
-    with pytest.raises(NonFiniteScoreError, match=r"score of nan in request 0 at position 7"):
-        decode(backend, [PROMPT], [_exact(0, Layout.FULL)])
+    with pytest.raises(NonFiniteScoreError, match=r"nan in request 1 at position 7"):
+        decode(backend, [PROMPT] * 3, [params] * 3)
+
+
+def test_messages_count_requests_from_where_the_caller_says():
+    backend = FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX)
+    decoder = Decoder(backend, context=CONTEXT, eos_token_ids=())
+
+    with pytest.raises(UsageError, match="prompt 9 is empty"):
+        decoder.start([PROMPT, ()], [_exact(0, Layout.FULL)] * 2, first_request=8)
+    with pytest.raises(UsageError, match="there is no prompt"):
+        decoder.start([], [])
+
+
+@pytest.mark.parametrize("token", [1.5, "1", None, True])
+def test_token_ids_must_be_whole_numbers(token):
+    backend = FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX)
+
+    with pytest.raises(UsageError, match=r"prompt 0 holds .*expected whole token ids"):
+        decode(backend, [[1, token]], [_exact(0, Layout.FULL)])
+
+
+def test_a_closed_decoding_says_so():
+    backend = FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX)
+    decoding = Decoder(backend, context=CONTEXT, eos_token_ids=()).start(
+        [PROMPT], [_exact(0, Layout.FULL)]
+    )
+    decoding.close()
+
+    with pytest.raises(UsageError, match="the decoding is closed"):
+        decoding.prefill()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"prefill_chunk": 0}, "prefill_chunk must be at least 1, got 0"),
+        ({"cache_sizing": CacheSizing.EXACT}, "exact cache sizing needs a block width"),
+    ],
+)
+def test_impossible_policies_are_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        BlockPolicy(**options)
 
 
 @pytest.mark.parametrize(

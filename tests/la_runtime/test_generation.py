@@ -118,9 +118,22 @@ def test_a_fixed_width_engine_decodes_as_any_other(tiny_bundle, engine):
             assert_same(engine, engine.encode(text), found.token_ids)
 
 
-def test_each_slots_logits_equal_pytorch_on_prefix_and_one_lookahead_token(engine, reference):
+@pytest.fixture
+def vectors(engine):
+    """Random vectors, so that slots differ from each other; the bundle's own afterwards."""
+    contract = engine.backend.contract
+    untuned = engine.backend.lookahead_embeddings
+    vectors = np.random.default_rng(1).normal(size=(contract.k_max, contract.hidden_size))
+    vectors = vectors.astype(np.float32)
+    engine.backend.set_lookahead_embeddings(vectors)
+    yield vectors
+    engine.backend.set_lookahead_embeddings(untuned)
+
+
+def test_each_slots_logits_equal_pytorch_on_prefix_and_one_lookahead_token(
+    engine, reference, vectors
+):
     """Slot i behind position p is what PyTorch says after [prefix, lookahead token i at p+i]."""
-    vectors = lookahead_vectors(engine)
     prompt = engine.encode(PROMPTS[0])
     k = engine.k
     rows = make_rows(len(prompt), (), Layout.ROOT_ONLY.groups(0, k))
@@ -134,15 +147,6 @@ def test_each_slots_logits_equal_pytorch_on_prefix_and_one_lookahead_token(engin
             position_ids=[*range(len(prompt)), last + slot],
         )
         np.testing.assert_allclose(logits[last + slot], expected[-1], rtol=0, atol=TOLERANCE)
-
-
-def lookahead_vectors(engine):
-    """Random vectors bound to the engine, so that slots differ from each other."""
-    contract = engine.backend.contract
-    vectors = np.random.default_rng(1).normal(size=(contract.k_max, contract.hidden_size))
-    vectors = vectors.astype(np.float32)
-    engine.backend.set_lookahead_embeddings(vectors)
-    return vectors
 
 
 def one_pass(engine, prompt, rows):
@@ -261,11 +265,15 @@ def test_chat_puts_the_prompt_into_the_template(engine):
     [
         ("", {}, "the prompt is empty"),
         ([], {}, "the prompt is empty"),
-        (["One", ""], {}, "the prompt is empty"),
+        (["One", ""], {}, "prompt 1: the prompt is empty"),
         ("One", {"k": 99}, r"k must be between 0 and .* 4; got 99"),
         ("One", {"k": -1}, "k must be 0 or more, got -1"),
         ("One " * 600, {}, r"prompt 0 has \d+ tokens, but the context of \d+"),
         ([1, 10_000], {}, "holds a token id outside 0"),
+        ([5.7, 6.2], {}, "prompt 0 holds 5.7, expected whole token ids"),
+        (5, {}, "a prompt is text, token ids or chat messages, got int"),
+        ([1, 2], {"chat": True}, "chat wants text or messages, got token ids"),
+        (["One"] * 8 + ["One " * 600], {}, r"prompt 8 has \d+ tokens"),
         ("One", {"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
     ],
 )
@@ -287,6 +295,8 @@ def test_params_and_keywords_together_are_refused(engine):
         ({"max_batch": 0}, "max_batch must be at least 1, got 0"),
         ({"fixed_width": 4}, "fixed width must be more than k = 4, got 4"),
         ({"backend": "tpu"}, "unknown backend 'tpu'"),
+        ({"threads": 10**11}, "threads must be at most 1024"),
+        ({"digests": "bogus"}, "digests must be one of 'full', 'cached', got 'bogus'"),
     ],
 )
 def test_impossible_engine_options_are_refused(tiny_bundle, options, message):
@@ -342,3 +352,60 @@ def test_logprobs_equal_those_of_pytorch(engine, reference):
         assert [token for token, _ in entry.top] == np.argsort(-row)[:2].tolist()
         for token, logprob in entry.top:
             assert logprob == pytest.approx(row[token], abs=TOLERANCE)
+
+
+def test_prompts_may_be_numpy_arrays(engine):
+    prompt = engine.encode(PROMPTS[0])
+    expected = engine.generate(prompt, max_new_tokens=4).token_ids
+    array = np.asarray(prompt)
+
+    assert engine.generate(array, max_new_tokens=4).token_ids == expected
+    assert engine.generate([array, array], max_new_tokens=4)[1].token_ids == expected
+    with engine.prefill(array, max_new_tokens=4) as state:
+        assert state.first.token_ids == expected[:1]
+    with pytest.raises(UsageError, match="prefill wants token ids, got text"):
+        engine.prefill("One")
+
+
+def test_a_wrong_prompt_is_found_before_any_runs(engine, monkeypatch):
+    def refuse(*arguments, **options):
+        raise AssertionError("a pass was run")
+
+    monkeypatch.setattr(engine.backend, "forward", refuse)
+
+    with pytest.raises(UsageError, match="prompt 8"):
+        engine.generate(["One"] * 8 + ["One " * 600])
+
+
+def test_a_closed_engine_says_so_and_may_be_closed_again(tiny_bundle):
+    with Engine.open(tiny_bundle, threads=1) as engine:
+        state = engine.prefill(engine.encode("One"))
+        engine.close()
+        with pytest.raises(UsageError, match="the engine is closed"):
+            engine.generate("One")
+        with pytest.raises(UsageError, match="the engine is closed"):
+            state.step()
+    with pytest.raises(UsageError, match="the engine is closed"):
+        engine.stream("One")
+
+
+def test_a_closed_state_says_so(engine):
+    state = engine.prefill(engine.encode("One"))
+    state.close()
+
+    with pytest.raises(UsageError, match="the decoding is closed"):
+        state.step()
+
+
+def test_decoding_up_to_the_end_of_the_context_equals_transformers(engine, reference):
+    """Slots past the last position are clipped; the last token is the context's last."""
+    context = engine.bundle.manifest.model.context
+    prompt = engine.encode("One " * context)[: context - 9]
+    expected = reference.generate_greedy(prompt, 9, ())
+    for layout in Layout:
+        found = engine.generate(prompt, k=4, layout=layout, ignore_eos=True, max_new_tokens=50)
+        assert found.finish_reason is FinishReason.CONTEXT
+        _, margins = plain_run(engine, prompt)
+        assert len(found.token_ids) == 9
+        comparison = compare_tokens(expected, margins, found.token_ids, epsilon=EPSILON)
+        assert comparison.verdict is not Verdict.DIFFERENT

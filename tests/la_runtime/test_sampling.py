@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import numpy as np
 import pytest
 
 from la_runtime.errors import ExitCode, UsageError
@@ -55,3 +58,116 @@ def test_impossible_parameters_are_refused(keywords, message):
         SamplingParams(**keywords)
 
     assert caught.value.exit_code == ExitCode.USAGE
+
+
+INTS = ("max_new_tokens", "min_new_tokens", "top_k", "seed", "k", "logprobs")
+FLOATS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "tau",
+)
+
+
+@pytest.mark.parametrize("field", INTS)
+@pytest.mark.parametrize(
+    ("value", "got"),
+    [
+        (1.5, "1.5 (float)"),
+        (1.0, "1.0 (float)"),
+        (True, "True (bool)"),
+        ("5", "'5' (str)"),
+        (np.float32(1), "(float32)"),
+        (np.bool_(True), "(bool)"),
+        ([1], "[1] (list)"),
+    ],
+)
+def test_a_whole_number_must_be_an_int(field, value, got):
+    with pytest.raises(UsageError) as caught:
+        SamplingParams(**{field: value})
+
+    assert str(caught.value).startswith(f"{field} must be an integer, got ")
+    assert got in str(caught.value)
+
+
+@pytest.mark.parametrize("field", FLOATS)
+@pytest.mark.parametrize(
+    ("value", "got"),
+    [("0.5", "'0.5' (str)"), (True, "True (bool)"), (1j, "1j (complex)"), (10**400, "(int)")],
+)
+def test_a_number_must_be_an_int_or_a_float(field, value, got):
+    with pytest.raises(UsageError) as caught:
+        SamplingParams(**{field: value})
+
+    assert str(caught.value).startswith(f"{field} must be a number")
+    assert got in str(caught.value)
+
+
+@pytest.mark.parametrize("field", sorted({*INTS, *FLOATS} - {"k", "logprobs", "tau"}))
+def test_a_number_that_has_a_default_cannot_be_none(field):
+    with pytest.raises(UsageError, match=rf"{field} must be .*, got None \(NoneType\)"):
+        SamplingParams(**{field: None})
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"stop": 5}, r"stop must be a sequence of texts, or one text, got 5 \(int\)"),
+        ({"stop": None}, "stop must be a sequence of texts, or one text, got None"),
+        ({"stop": ("a", 5)}, r"each text of stop must be a str, got 5 \(int\)"),
+        ({"stop": b"end"}, "each text of stop must be a str, got 101"),
+        ({"stop_token_ids": 5}, "stop_token_ids must be a sequence of token ids, got 5"),
+        ({"stop_token_ids": "12"}, r"an id in stop_token_ids must be an integer, got '1' \(str\)"),
+        ({"stop_token_ids": (1, 2.0)}, "an id in stop_token_ids must be an integer, got 2.0"),
+        ({"logits_processors": print}, "logits_processors must be a sequence of functions"),
+        ({"logits_processors": [5]}, "one of logits_processors must be a function, got 5"),
+        ({"logit_bias": [(1, 2.0)]}, "logit_bias must be a mapping from token id to number"),
+        ({"logit_bias": {"1": 2.0}}, "a token id in logit_bias must be an integer, got '1'"),
+        ({"logit_bias": {1: "2"}}, "logit_bias of token 1 must be a number, got '2'"),
+        ({"ignore_eos": "no"}, r"ignore_eos must be True or False, got 'no' \(str\)"),
+        ({"ignore_eos": 1}, "ignore_eos must be True or False, got 1"),
+    ],
+)
+def test_values_of_another_type_are_refused(keywords, message):
+    with pytest.raises(UsageError, match=message):
+        SamplingParams(**keywords)
+
+
+def test_numpy_scalars_become_python_numbers():
+    given = SamplingParams(
+        max_new_tokens=np.int64(5),
+        k=np.uint8(2),
+        seed=np.int32(7),
+        temperature=np.float32(0.5),
+        top_p=np.float64(0.25),
+        frequency_penalty=np.int64(1),
+        logit_bias={np.int64(3): np.float32(0.5)},
+        stop_token_ids=np.array([1, 2]),
+        ignore_eos=np.bool_(True),
+    )
+
+    assert given == SamplingParams(
+        max_new_tokens=5,
+        k=2,
+        seed=7,
+        temperature=0.5,
+        top_p=0.25,
+        frequency_penalty=1.0,
+        logit_bias={3: 0.5},
+        stop_token_ids=(1, 2),
+        ignore_eos=True,
+    )
+    values = [getattr(given, field.name) for field in dataclasses.fields(given)]
+    numbers = [*values, *given.logit_bias, *given.logit_bias.values(), *given.stop_token_ids]
+    assert not any(isinstance(number, np.generic) for number in numbers)
+
+
+def test_stop_texts_may_come_as_a_list():
+    assert SamplingParams(stop=["a", "b"]).stop_strings == ("a", "b")
+
+
+def test_a_huge_whole_number_is_no_error():
+    assert SamplingParams(max_new_tokens=10**400, seed=-(10**400)).max_new_tokens == 10**400

@@ -369,6 +369,7 @@ def test_a_malformed_tokenizer_is_named(tmp_path: Path) -> None:
     ("config", "message"),
     [
         ("[", "is not valid JSON"),
+        ("[" * 100_000, "is not valid JSON"),
         ("[]", "expected a JSON object"),
         ('{"eos_token": 7}', "eos_token is 7, expected text"),
     ],

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from la_export.checkpoint import Checkpoint, find_model, load_checkpoint
+from la_export.checkpoint.facts import count_norms, make_contract, make_model_facts
 from la_runtime.errors import CheckpointError, UnsupportedModelError
 from tests.tiny_models import make_tiny_config, make_tiny_model
 
@@ -131,6 +133,132 @@ def test_unsupported_type_is_refused_before_its_weights_are_read(
     (folder / "model.safetensors").write_bytes(b"not read")
     with pytest.raises(UnsupportedModelError, match="'mixtral' is not supported"):
         _load(folder)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("hidden_size", "abc"),
+        ("num_attention_heads", 0),
+        ("max_position_embeddings", None),
+        ("bos_token_id", [1, 2]),
+        ("eos_token_id", "2"),
+        ("eos_token_id", [2, None]),
+        ("rope_parameters", 5),
+        ("rope_parameters", {"rope_type": "linear", "rope_theta": 1e4}),
+        ("hidden_act", "nope"),
+        ("vocab_size", -1),
+        ("num_hidden_layers", "2"),
+        ("layer_types", 5),
+        ("rms_norm_eps", []),
+        ("dtype", "float99"),
+    ],
+)
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_impossible_value_in_the_config_is_one_clear_error(
+    make_checkpoint: Callable[..., Path], family: str, field: str, value: object
+) -> None:
+    folder = make_checkpoint(family)
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+    with pytest.raises(CheckpointError) as raised:
+        make_contract(_load(folder), k_max=2)
+    assert "\n" not in str(raised.value)
+
+
+def test_heads_that_do_not_divide_the_model_are_refused(
+    make_checkpoint: Callable[..., Path],
+) -> None:
+    folder = make_checkpoint()
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"num_attention_heads": 5}))
+    with pytest.raises(CheckpointError, match="not a multiple of the number of attention heads"):
+        _load(folder)
+
+
+def _rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("extra", ["model.layers.0.self_attn.q_proj.bias", "model.layers.2.x"])
+def test_tensor_that_the_model_does_not_read_is_refused(
+    make_checkpoint: Callable[..., Path], extra: str
+) -> None:
+    folder = make_checkpoint()
+    _rewrite(folder, lambda tensors: tensors.update({extra: torch.ones(64)}))
+    with pytest.raises(CheckpointError, match=f"1 tensors .* first {extra}"):
+        _load(folder)
+
+
+def test_stored_rotary_frequencies_are_harmless(make_checkpoint: Callable[..., Path]) -> None:
+    folder = make_checkpoint()
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    _rewrite(folder, lambda tensors: tensors.update({name: torch.ones(8)}))
+    _load(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn])
+def test_numbers_that_need_scales_are_refused(
+    make_checkpoint: Callable[..., Path], dtype: torch.dtype
+) -> None:
+    folder = make_checkpoint()
+    name = "model.layers.0.mlp.up_proj.weight"
+    _rewrite(folder, lambda tensors: tensors.update({name: tensors[name].to(dtype)}))
+    with pytest.raises(UnsupportedModelError, match=f"{name} is stored as .* no quantization"):
+        _load(folder)
+
+
+def _to_bin(folder: Path, **options: bool) -> dict[str, torch.Tensor]:
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    torch.save(tensors, folder / "pytorch_model.bin", **options)
+    return tensors
+
+
+def test_pickle_weights_from_before_zip_files_are_read(
+    make_checkpoint: Callable[..., Path],
+) -> None:
+    folder = make_checkpoint()
+    expected = _to_bin(folder, _use_new_zipfile_serialization=False)
+    checkpoint = _load(folder, allow_bin=True)
+    for name, tensor in expected.items():
+        np.testing.assert_array_equal(checkpoint.read(name), tensor.numpy())
+    _assert_reads_the_model(checkpoint)
+
+
+def test_pickle_with_something_else_than_tensors_is_refused(
+    make_checkpoint: Callable[..., Path],
+) -> None:
+    folder = make_checkpoint()
+    tensors = _to_bin(folder)
+    torch.save(tensors | {"model.norm.weight": 3}, folder / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"holds a int under 'model\.norm\.weight'"):
+        _load(folder, allow_bin=True)
+
+
+@pytest.mark.parametrize(("family", "norms"), [("llama", 5), ("qwen2", 5), ("qwen3", 9)])
+def test_normalizations_are_counted_with_those_of_the_heads(
+    make_checkpoint: Callable[..., Path], family: str, norms: int
+) -> None:
+    assert count_norms(_load(make_checkpoint(family))) == norms
+
+
+def test_rotary_facts_leave_out_what_is_null(make_checkpoint: Callable[..., Path]) -> None:
+    rope = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "extra": None}
+    checkpoint = _load(make_checkpoint(rope_parameters=rope))
+    facts = make_model_facts(checkpoint, num_parameters=1, eos_token_ids=())
+    assert facts.rope.parameters == {"factor": 2.0}
+
+
+def test_rotary_fact_that_no_manifest_can_hold_is_refused(
+    make_checkpoint: Callable[..., Path],
+) -> None:
+    rope = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0, "extra": {"deep": 1}}
+    checkpoint = _load(make_checkpoint(rope_parameters=rope))
+    with pytest.raises(CheckpointError, match=r"its configuration is not valid .*extra"):
+        make_model_facts(checkpoint, num_parameters=1, eos_token_ids=())
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ def test_supported_families_pass(family: str) -> None:
     [
         ("gemma2", {"attn_logit_softcapping": 50.0}, "softcapped attention scores"),
         ("llama", {"final_logit_softcapping": 30.0}, "softcapped logits"),
+        ("llama", {"attn_logit_softcap": 30.0}, r"softcapped scores \(attn_logit_softcap\)"),
+        ("llama", {"logits_soft_cap": 5}, r"softcapped scores \(logits_soft_cap\)"),
         ("mixtral", {"num_local_experts": 8}, "a mixture of experts"),
         ("qwen3_moe", {"num_experts": 128}, "a mixture of experts"),
         ("deepseek_v3", {"n_routed_experts": 256}, "a mixture of experts"),
@@ -48,6 +50,26 @@ def test_unsupported_rope_is_refused_by_name(kind: str) -> None:
     config.rope_parameters = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}
     with pytest.raises(UnsupportedModelError, match=f"rotary embedding of kind '{kind}'"):
         check_supported(config, CONTEXT)
+
+
+@pytest.mark.parametrize("kind", ["chunked_attention", "linear_attention"])
+def test_other_kinds_of_layers_are_refused_by_name(kind: str) -> None:
+    config = make_tiny_config("qwen3", layer_types=[kind, "full_attention"])
+    with pytest.raises(UnsupportedModelError, match=f"layers of type {kind}"):
+        check_supported(config, CONTEXT)
+
+
+def test_windowed_layers_without_a_window_are_refused() -> None:
+    config = make_tiny_config(
+        "qwen3", layer_types=["sliding_attention", "full_attention"], sliding_window=None
+    )
+    with pytest.raises(UnsupportedModelError, match="sliding_attention without a sliding_window"):
+        check_supported(config, CONTEXT)
+
+
+@pytest.mark.parametrize("unset", [None, False, 0, 0.0])
+def test_softcap_that_is_not_set_passes(unset: object) -> None:
+    check_features("llama", {"attn_logit_softcapping": unset, "logits_soft_cap": unset})
 
 
 def test_active_sliding_window_is_refused_with_the_context_that_would_do() -> None:

