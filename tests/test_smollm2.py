@@ -37,7 +37,7 @@ LONGEST_PROMPT = 150
 def engine(tmp_path_factory):
     out = tmp_path_factory.mktemp("real") / MODEL
     build(BuildOptions(model=MODEL, lookahead_lengths=(2, 4), out=out), SilentProgress())
-    with Engine.open(out, max_batch=4) as engine:
+    with Engine.open(out, max_batch=4, threads=1) as engine:
         yield engine
 
 
