@@ -16,6 +16,12 @@ def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tied_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One whose embedding table is its head, too."""
+    return build_tiny_bundle(tmp_path_factory.mktemp("tied"), tie_word_embeddings=True)
+
+
+@pytest.fixture(scope="session")
 def engine(tiny_bundle: Path):
     with Engine.open(tiny_bundle, threads=1) as engine:
         yield engine

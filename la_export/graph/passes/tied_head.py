@@ -43,7 +43,8 @@ def _replace_by_gemm(step_graph: StepGraph, matmul: ir.Node, table: ir.Value) ->
     gemm = ir.node("Gemm", [flat.outputs[0], table], {"transB": 1})
     row_axes = ir.node("Shape", [rows_input])
     full_shape = ir.node("Concat", [row_axes.outputs[0], vocab_size], {"axis": 0})
-    logits = ir.node("Reshape", [gemm.outputs[0], full_shape.outputs[0]])
+    # A block without wanted rows has an axis of size zero; it must not mean "copy the input's".
+    logits = ir.node("Reshape", [gemm.outputs[0], full_shape.outputs[0]], {"allowzero": 1})
     new_nodes = [flat, gemm, row_axes, full_shape, logits]
     for node, label in zip(
         new_nodes, ("flat", "gemm", "row_axes", "full_shape", "logits"), strict=True

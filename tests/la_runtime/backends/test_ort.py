@@ -24,9 +24,10 @@ LOGIT_TOLERANCE = 1e-4
 class TestOrt(BackendConformance):
     tolerance = LOGIT_TOLERANCE
 
-    @pytest.fixture
-    def backend(self, tiny_bundle):
-        backend = open_backend("ort-cpu", open_bundle(tiny_bundle), threads=1)
+    @pytest.fixture(params=["tiny_bundle", "tied_bundle"])
+    def backend(self, request):
+        bundle = open_bundle(request.getfixturevalue(request.param))
+        backend = open_backend("ort-cpu", bundle, threads=1)
         yield backend
         backend.close()
 
