@@ -12,10 +12,11 @@ from __future__ import annotations
 import fcntl
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import torch
@@ -41,7 +42,7 @@ LONGEST_PROMPT = 900
 EPSILON_TOKENS = 1000
 FIXED_WIDTH_EVERY = 8
 FIXED_WIDTH_PREFILL = 32
-ROW_KEY = ("compared_with", "k", "layout", "batch")
+AT_ONE_WIDTH = "plain, all passes equally wide"
 COLUMNS = [
     Column(key="compared_with", title="Compared with"),
     Column(key="k", title="k"),
@@ -71,13 +72,79 @@ def pick(engine: Engine, per_group: int) -> list[tuple[str, tuple[int, ...]]]:
     ]
 
 
-def measure_near_tie(engine: Engine, runs: list[PlainRun], widths: list[int]) -> float:
-    """Epsilon over the model's own texts."""
-    text = [token for run in runs for token in (*run.prompt, *run.token_ids)][:EPSILON_TOKENS]
-    measured = measure_epsilon(
-        engine.backend, text, widths=widths, context=engine.bundle.manifest.model.context
-    )
-    return min(measured, EPSILON_LIMIT_FP32)
+class Measurement:
+    """Everything the rows need; plain decoding and epsilon are made when first asked for."""
+
+    def __init__(
+        self, engine: Engine, *, ks: tuple[int, ...], per_group: int, new_tokens: int, threads: int
+    ) -> None:
+        self._engine = engine
+        self._ks = ks
+        self._new_tokens = new_tokens
+        self._threads = threads
+        self._prompts = pick(engine, per_group)
+
+    @cached_property
+    def runs(self) -> list[PlainRun]:
+        """Plain decoding of every prompt."""
+        say(f"plain decoding of {len(self._prompts)} prompts")
+        return [
+            run_plainly(self._engine, name, ids, num_tokens=self._new_tokens)
+            for name, ids in self._prompts
+        ]
+
+    @cached_property
+    def epsilon(self) -> float:
+        """Margin of a near-tie, over the prompts' and the model's own texts."""
+        widths = sorted({layout.max_rows(k) for k in self._ks for layout in Layout})
+        say(f"near-ties: one row against {widths} rows")
+        text = [token for run in self.runs for token in (*run.prompt, *run.token_ids)]
+        measured = measure_epsilon(
+            self._engine.backend,
+            text[:EPSILON_TOKENS],
+            widths=widths,
+            context=self._engine.bundle.manifest.model.context,
+        )
+        say(f"epsilon {measured:.2e}")
+        return min(measured, EPSILON_LIMIT_FP32)
+
+    def against_transformers(self, model: str) -> Tally:
+        """Plain decoding against transformers' greedy generation."""
+        if self._threads:
+            torch.set_num_threads(self._threads)
+        reference = TorchReference.load(model)
+        eos = self._engine.bundle.manifest.model.eos_token_ids
+
+        def generate(token_ids: Sequence[int]) -> list[int]:
+            return reference.generate_greedy(token_ids, self._new_tokens, eos)
+
+        return compare_reference(self.runs, generate, epsilon=self.epsilon, report=say)
+
+    def at_one_width(self, k: int, layout: Layout) -> Tally:
+        """Lookahead decoding of some prompts against plain decoding, bit for bit."""
+        return compare_fixed_width(
+            self._engine,
+            self._prompts[::FIXED_WIDTH_EVERY],
+            what=AT_ONE_WIDTH,
+            k=k,
+            layout=layout,
+            width=layout.max_rows(k) + FIXED_WIDTH_PREFILL,
+            num_tokens=self._new_tokens,
+            report=say,
+        )
+
+    def against_plain(self, k: int, layout: Layout, batch: int) -> Tally:
+        """Lookahead decoding against plain decoding."""
+        return compare_lookahead(
+            self._engine,
+            self.runs,
+            batch,
+            k=k,
+            layout=layout,
+            num_tokens=self._new_tokens,
+            epsilon=self.epsilon,
+            report=say,
+        )
 
 
 @click.command()
@@ -109,55 +176,33 @@ def main(
             command=f".venv/bin/python scripts/lossless.py {settings}",
             bundle=bundle_facts(engine),
         )
-        prompts = pick(engine, per_group)
-        say(f"plain decoding of {len(prompts)} prompts")
-        runs = [run_plainly(engine, name, ids, num_tokens=new_tokens) for name, ids in prompts]
-        widths = sorted({layout.max_rows(k) for k in ks for layout in Layout})
-        say(f"near-ties: one row against {widths} rows")
-        epsilon = measure_near_tie(engine, runs, widths)
-        say(f"epsilon {epsilon:.2e}")
-        table.epsilon = epsilon
-        if reference and table.lacks(compared_with="transformers", k=0, layout="none", batch=1):
-            if threads:
-                torch.set_num_threads(threads)
-            torch_model = TorchReference.load(model)
-            eos = engine.bundle.manifest.model.eos_token_ids
-
-            def generate(token_ids: Sequence[int]) -> list[int]:
-                return torch_model.generate_greedy(token_ids, new_tokens, eos)
-
-            table.add(compare_reference(runs, generate, epsilon=epsilon, report=say))
-        some = prompts[::FIXED_WIDTH_EVERY]
+        measurement = Measurement(
+            engine, ks=ks, per_group=per_group, new_tokens=new_tokens, threads=threads
+        )
+        tasks: list[tuple[RowKey, Callable[[], Tally]]] = []
+        if reference:
+            key = RowKey("transformers", 0, "none", 1)
+            tasks.append((key, partial(measurement.against_transformers, model)))
         for k, layout in product(ks, Layout):
-            what = "plain, all passes equally wide"
-            if table.lacks(compared_with=what, k=k, layout=layout.value, batch=1):
-                table.add(
-                    compare_fixed_width(
-                        engine,
-                        some,
-                        what=what,
-                        k=k,
-                        layout=layout,
-                        width=layout.max_rows(k) + FIXED_WIDTH_PREFILL,
-                        num_tokens=new_tokens,
-                        report=say,
-                    )
-                )
+            key = RowKey(AT_ONE_WIDTH, k, layout.value, 1)
+            tasks.append((key, partial(measurement.at_one_width, k, layout)))
         for batch, k, layout in product((1, RAGGED_BATCH), ks, Layout):
-            if table.lacks(compared_with="plain", k=k, layout=layout.value, batch=batch):
-                table.add(
-                    compare_lookahead(
-                        engine,
-                        runs,
-                        batch,
-                        k=k,
-                        layout=layout,
-                        num_tokens=new_tokens,
-                        epsilon=epsilon,
-                        report=say,
-                    )
-                )
+            key = RowKey("plain", k, layout.value, batch)
+            tasks.append((key, partial(measurement.against_plain, k, layout, batch)))
+        for key, measure in tasks:
+            if table.lacks(key):
+                table.add(measure(), epsilon=measurement.epsilon)
+    table.write()
     sys.exit(table.verdict())
+
+
+class RowKey(NamedTuple):
+    """What tells one row from another."""
+
+    compared_with: str
+    k: int
+    layout: str
+    batch: int
 
 
 class Table:
@@ -170,7 +215,6 @@ class Table:
         self._path = path
         self._command = command
         self._bundle = bundle
-        self.epsilon = 0.0
         self._rows: list[dict[str, Any]] = []
         self._excuses: list[str] = []
         self._read()
@@ -182,36 +226,41 @@ class Table:
                 self._rows = list(earlier.rows)
                 self._excuses = earlier.facts["excuses"]
 
-    def lacks(self, **key: str | int) -> bool:
-        """Whether no row has these values."""
-        return not any(key.items() <= row.items() for row in self._rows)
+    def lacks(self, key: RowKey) -> bool:
+        """Whether there is no such row yet."""
+        return not any(row_key(row) == key for row in self._rows)
 
-    def add(self, tally: Tally) -> None:
+    def add(self, tally: Tally, *, epsilon: float) -> None:
         """Add a row, and write the file."""
-        row = as_row(tally) | {"epsilon": self.epsilon}
+        row = as_row(tally) | {"epsilon": epsilon}
         say(", ".join(f"{key} {value}" for key, value in row.items()))
         with open(self._path.with_suffix(".lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self._read()
-            if not self.lacks(**{key: row[key] for key in ROW_KEY}):
-                return
-            self._rows = sorted([*self._rows, row], key=row_order)
-            self._excuses += tally.excuses
-            facts = {
+            if self.lacks(row_key(row)):
+                self._rows.append(row)
+                self._excuses += tally.excuses
+                self.write()
+
+    def write(self) -> None:
+        """Write the file: the reference first, then by comparison, batch, k and layout."""
+        self._rows.sort(key=lambda row: (row["k"] > 0, row["batch"], *row_key(row)))
+        for row in self._rows:
+            row["tokens_per_pass"] = row["tokens_per_pass"] or None  # not counted everywhere
+        write_result(
+            self._path,
+            command=self._command,
+            columns=COLUMNS,
+            rows=self._rows,
+            facts={
                 "bundle": self._bundle,
                 "tokens": self._total("tokens"),
                 "excused": self._total("excused"),
                 "excused_limit": EXCUSED_SHARE_LIMIT_FP32,
                 "different": self._total("different"),
                 "excuses": self._excuses,
-            }
-            write_result(
-                self._path,
-                command=self._command,
-                columns=COLUMNS,
-                rows=self._rows,
-                facts=facts,
-            )
+            },
+        )
 
     def _total(self, key: str) -> int:
         return sum(int(row[key]) for row in self._rows)
@@ -233,9 +282,9 @@ def bundle_facts(engine: Engine) -> dict[str, Any]:
     }
 
 
-def row_order(row: dict[str, Any]) -> tuple[bool, str, int, int, str]:
-    """Reference first, then by comparison, batch, k and layout."""
-    return (row["k"] > 0, row["compared_with"], row["batch"], row["k"], row["layout"])
+def row_key(row: dict[str, Any]) -> RowKey:
+    """The key of a row as written."""
+    return RowKey(row["compared_with"], row["k"], row["layout"], row["batch"])
 
 
 def as_row(tally: Tally) -> dict[str, Any]:

@@ -33,7 +33,7 @@ COLUMNS = [
     "--tau", "taus", type=float, multiple=True, default=(0.0, 0.1, 0.5, 0.9), show_default=True
 )
 @click.option("--per-group", type=int, default=1, show_default=True, help="Prompts per group.")
-@click.option("--new-tokens", type=int, default=90, show_default=True)
+@click.option("--new-tokens", type=int, default=45, show_default=True)
 @click.option("--threads", type=int, default=0)
 @click.option("--out", type=click.Path(path_type=Path), default=Path("docs/results/threshold.json"))
 def main(
