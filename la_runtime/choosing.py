@@ -10,17 +10,15 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from la_runtime.errors import LookaheadError, NonFiniteScoreError, UsageError
+from la_runtime.hashing import mix
 from la_runtime.sampling import SamplingParams
 
 __all__ = ["Choice", "Chooser", "gumbel_noise", "survivors"]
-
-_GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,17 +38,6 @@ class Choice:
     top_logprobs: tuple[tuple[int, float], ...] = ()
 
 
-def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """splitmix64's finalizer: a bijection of 64-bit integers that scatters them.
-
-    Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014.
-    """
-    mixed = values + _GOLDEN
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
-
-
 def gumbel_noise(
     seed: int, position: int | NDArray[np.int64], token_ids: NDArray[np.int64]
 ) -> NDArray[np.float64]:
@@ -68,9 +55,9 @@ def gumbel_noise(
 
     Source: Maddison, Tarlow, Minka: A* sampling, NeurIPS 2014 (the Gumbel-max trick).
     """
-    state = _mix(np.asarray([seed % 2**64], dtype=np.uint64))
-    state = _mix(state ^ np.asarray(position).astype(np.uint64))
-    hashed = _mix(state ^ _mix(token_ids.astype(np.uint64)))
+    state = mix(np.asarray([seed % 2**64], dtype=np.uint64))
+    state = mix(state ^ np.asarray(position).astype(np.uint64))
+    hashed = mix(state ^ mix(token_ids.astype(np.uint64)))
     uniform = ((hashed >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53  # in (0, 1)
     return np.asarray(-np.log(-np.log(uniform)))
 

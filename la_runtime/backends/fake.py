@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from la_runtime.backends.base import CacheSizing, CacheState, Outputs, StepInputs
 from la_runtime.contract import Contract
+from la_runtime.hashing import mix
 
 __all__ = ["FakeBackend"]
 
@@ -23,17 +24,6 @@ _NUM_LAYERS = 2
 _ORACLE_LOGIT = 100.0
 _LOGIT_RANGE = 16.0
 _CAPACITY_STEP = 16
-
-
-def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """splitmix64's finalizer: a bijection of 64-bit integers that scatters them.
-
-    Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014.
-    """
-    mixed = values + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
 
 
 class _FakeCache:
@@ -138,14 +128,14 @@ class FakeBackend:
         """See `Backend.forward`."""
         assert isinstance(state, _FakeCache)
         seen = inputs.attention_mask[:, 0] == 0  # [batch, block, past + block]
-        values = self._embed(inputs.input_ids) ^ _mix(inputs.position_ids.astype(np.uint64))
+        values = self._embed(inputs.input_ids) ^ mix(inputs.position_ids.astype(np.uint64))
         state.block = np.empty((_NUM_LAYERS, *values.shape), dtype=np.uint64)
         for layer in range(_NUM_LAYERS):
-            values = _mix(values + np.uint64(layer))  # [batch, block]
+            values = mix(values + np.uint64(layer))  # [batch, block]
             state.block[layer] = values
             keys = np.concatenate([state.places[layer], values], axis=1)  # [batch, past + block]
             attended = np.where(seen, keys[:, None, :], np.uint64(0)).sum(axis=2, dtype=np.uint64)
-            values = _mix(values ^ _mix(attended))
+            values = mix(values ^ mix(attended))
         hidden = np.take_along_axis(values, inputs.logits_rows, axis=1)  # [batch, rows]
         logits = self._score(hidden)
         self._ask_oracle(state, inputs, logits)
@@ -169,12 +159,12 @@ class FakeBackend:
     def _embed(self, input_ids: NDArray[np.int64]) -> NDArray[np.uint64]:
         slots = input_ids >= self.contract.vocab_size
         lookahead = self._lookahead[np.where(slots, input_ids - self.contract.vocab_size, 0)]
-        tokens = np.where(slots, _mix(lookahead), input_ids.astype(np.uint64))
-        return _mix(tokens + _mix(np.full_like(tokens, self._seed)))
+        tokens = np.where(slots, mix(lookahead), input_ids.astype(np.uint64))
+        return mix(tokens + mix(np.full_like(tokens, self._seed)))
 
     def _score(self, hidden: NDArray[np.uint64]) -> NDArray[np.float32]:
         vocabulary = np.arange(self.contract.vocab_size, dtype=np.uint64)
-        scattered = _mix(hidden[..., None] ^ _mix(vocabulary))  # [batch, rows, vocab_size]
+        scattered = mix(hidden[..., None] ^ mix(vocabulary))  # [batch, rows, vocab_size]
         unit = (scattered >> np.uint64(40)).astype(np.float32) / np.float32(2**24)
         return np.asarray(unit * np.float32(_LOGIT_RANGE), dtype=np.float32)
 
