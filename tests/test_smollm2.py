@@ -19,12 +19,12 @@ from la_export.verify.lossless import (
     run_plainly,
 )
 from la_export.verify.tokens import EPSILON_LIMIT_FP32
-from la_runtime.backends.base import CacheSizing, Outputs
-from la_runtime.block import Part, make_step_inputs
+from la_runtime.backends.base import CacheSizing
 from la_runtime.decoder import Decoder
 from la_runtime.generation import Engine
 from la_runtime.layout import Group, Layout, make_rows
 from la_runtime.sampling import SamplingParams
+from tests.passes import score_rows
 
 MODEL = "smollm2-135m"
 # fp32 sums in another order than PyTorch's; the largest seen is 8e-5, on logits of up to 37.
@@ -110,20 +110,6 @@ def test_at_one_width_logits_are_equal_bit_for_bit(engine, prompts, layout):
     assert (tally.prompts, tally.equal) == (1, 1)
 
 
-def scores_of_a_pass(engine, state, token_ids, rows):
-    """[rows, vocab_size] logits of one pass."""
-    backend = engine.backend
-    inputs = make_step_inputs(
-        [Part(rows=rows, token_ids=tuple(token_ids), scored_from=0)],
-        state,
-        backend.contract,
-        context=engine.bundle.manifest.model.context,
-        widths=(),
-        outputs=Outputs.LOGITS,
-    )
-    return backend.forward(state, inputs).logits()[0]
-
-
 @pytest.fixture(params=["untuned", "distinct"])
 def vectors(engine, request):
     """The bundle's vectors, or ones that differ from slot to slot; the bundle's own afterwards.
@@ -149,10 +135,10 @@ def test_each_slot_equals_pytorch_on_prefix_and_one_lookahead_token(
     vocab_size = engine.backend.contract.vocab_size
     state = engine.backend.allocate(1, CacheSizing.STEPPED)
     cached = len(prompt) - 3
-    scores_of_a_pass(engine, state, prompt[:cached], make_rows(cached, (), ()))
+    score_rows(engine, state, prompt[:cached], make_rows(cached, (), ()))
     engine.backend.commit(state, [range(cached)])
     rows = make_rows(1, (0, 1), (Group(0, 4), Group(1, 2), Group(2, 4)))
-    logits = scores_of_a_pass(engine, state, prompt[cached:], rows)
+    logits = score_rows(engine, state, prompt[cached:], rows)
     for group in rows.groups:
         prefix = list(prompt[: cached + 1 + group.node])
         for slot, row in enumerate(rows.slot_rows(group.node), 1):
@@ -173,7 +159,7 @@ def test_lookahead_vectors_change_no_verified_logit(engine, prompts, vectors):
     for factor in (1.0, -3.0):
         engine.backend.set_lookahead_embeddings(np.float32(factor) * vectors)
         state = engine.backend.allocate(1, CacheSizing.STEPPED)
-        found.append(scores_of_a_pass(engine, state, prompt, rows).copy())
+        found.append(score_rows(engine, state, prompt, rows).copy())
 
     verified = rows.num_verified
     assert np.array_equal(found[0][:verified], found[1][:verified])

@@ -11,13 +11,13 @@ from la_export.reference import TorchReference
 from la_export.verify.recording import RecordingBackend
 from la_export.verify.tokens import Verdict, compare_tokens
 from la_runtime import Engine, SamplingParams
-from la_runtime.backends.base import CacheSizing, Outputs
-from la_runtime.block import Part, make_step_inputs
+from la_runtime.backends.base import CacheSizing
 from la_runtime.bundle import open_bundle
 from la_runtime.decoder import BlockPolicy, Decoder
 from la_runtime.errors import UsageError
 from la_runtime.layout import Layout, make_rows
 from la_runtime.stopping import FinishReason
+from tests.passes import score_rows
 
 # fp32 sums in another order; DESIGN's bound for logits and K/V.
 TOLERANCE = 1e-4
@@ -137,7 +137,8 @@ def test_each_slots_logits_equal_pytorch_on_prefix_and_one_lookahead_token(
     prompt = engine.encode(PROMPTS[0])
     k = engine.k
     rows = make_rows(len(prompt), (), Layout.ROOT_ONLY.groups(0, k))
-    logits = one_pass(engine, prompt, rows)
+    state = engine.backend.allocate(1, CacheSizing.STEPPED)
+    logits = score_rows(engine, state, prompt, rows)
     last = len(prompt) - 1
     vocab_size = engine.backend.contract.vocab_size
     for slot in range(1, k + 1):
@@ -147,21 +148,6 @@ def test_each_slots_logits_equal_pytorch_on_prefix_and_one_lookahead_token(
             position_ids=[*range(len(prompt)), last + slot],
         )
         np.testing.assert_allclose(logits[last + slot], expected[-1], rtol=0, atol=TOLERANCE)
-
-
-def one_pass(engine, prompt, rows):
-    """[rows, vocab_size] logits of one pass over an empty cache."""
-    backend = engine.backend
-    state = backend.allocate(1, CacheSizing.STEPPED)
-    inputs = make_step_inputs(
-        [Part(rows=rows, token_ids=tuple(prompt), scored_from=0)],
-        state,
-        backend.contract,
-        context=engine.bundle.manifest.model.context,
-        widths=(),
-        outputs=Outputs.LOGITS,
-    )
-    return backend.forward(state, inputs).logits()[0]
 
 
 @pytest.mark.parametrize("layout", Layout)
