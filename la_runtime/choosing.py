@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from la_runtime.errors import LookaheadError, NonFiniteScoreError, UsageError
+from la_runtime.filters import filter_scores, rank_best, sum_exp, vocabulary_blocks
 from la_runtime.hashing import mix
 from la_runtime.sampling import SamplingParams
 
-__all__ = ["Choice", "Chooser", "gumbel_noise", "survivors"]
+__all__ = ["Choice", "Chooser", "gumbel_noise"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +28,10 @@ class Choice:
 
     Args:
         token_id: the token.
-        margin: best minus second-best score, noise included; infinite when one survived alone.
+        margin: how far the choice is from being another one, in units of logits: best minus
+            second-best score, noise included, or the distance to a filter's cut where that is
+            less; infinite when one survived alone. While every logit moves by less than a quarter
+            of it the choice stands (cuts farther than `filters.NEAR` are not looked for).
         logprob: log-probability of the token under the model's own scores, when asked for.
         top_logprobs: the best tokens with theirs, best first, when asked for.
     """
@@ -60,44 +64,6 @@ def gumbel_noise(
     hashed = mix(state ^ mix(token_ids.astype(np.uint64)))
     uniform = ((hashed >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53  # in (0, 1)
     return np.asarray(-np.log(-np.log(uniform)))
-
-
-def survivors(
-    scores: NDArray[np.float32], *, top_k: int, top_p: float, min_p: float
-) -> NDArray[np.int64]:
-    """Token ids that pass the filters, ascending. Ties at a cut go to the lowest ids.
-
-    Args:
-        scores: [vocab_size], already divided by the temperature; -inf never survives.
-        top_k: see `SamplingParams`.
-        top_p: see `SamplingParams`.
-        min_p: see `SamplingParams`.
-    """
-    if top_k == 0 and top_p == 1.0:
-        if min_p == 0.0:
-            return np.flatnonzero(scores > -np.inf)
-        return np.flatnonzero(scores >= scores.max() + math.log(min_p))
-    kept = _best(scores, top_k)  # best first
-    kept_scores = scores[kept].astype(np.float64)
-    if top_p < 1.0:
-        weights = np.exp(kept_scores - kept_scores[0])
-        before = np.cumsum(weights) - weights
-        kept_scores = kept_scores[before < top_p * weights.sum()]
-    if min_p > 0.0:
-        kept_scores = kept_scores[kept_scores >= kept_scores[0] + math.log(min_p)]
-    return np.sort(kept[: len(kept_scores)])
-
-
-def _best(scores: NDArray[np.float32], top_k: int) -> NDArray[np.int64]:
-    """The `top_k` best finite ids (0: all), best first, ties to the lowest id."""
-    candidates = np.flatnonzero(scores > -np.inf)
-    if 0 < top_k < len(candidates):
-        finite = scores[candidates]
-        cut = np.partition(finite, len(finite) - top_k)[len(finite) - top_k]
-        candidates = candidates[finite >= cut]
-    order = np.argsort(-scores[candidates], kind="stable")
-    best = candidates[order]
-    return best[:top_k] if top_k else best
 
 
 class Chooser:
@@ -135,6 +101,8 @@ class Chooser:
         self._prompt_len = len(prompt)
         self._prompt_ids = np.unique(np.asarray(prompt, dtype=np.int64))
         self._end_token_ids = np.asarray(sorted(end_token_ids), dtype=np.int64)
+        # The repetition penalty can widen a difference between two logits this many times.
+        self._stretch = max(params.repetition_penalty, 1 / params.repetition_penalty)
         self._bias_ids = np.asarray(list(params.logit_bias), dtype=np.int64)
         self._biases = np.asarray(list(params.logit_bias.values()), dtype=np.float32)
 
@@ -151,7 +119,7 @@ class Chooser:
         """
         params = self._params
         position = len(token_ids)
-        if not np.isfinite(logits).all():
+        if not (math.isfinite(float(logits.max())) and math.isfinite(float(logits.min()))):
             raise NonFiniteScoreError(
                 f"the model gave a score that is NaN or infinite in request {self._request} at "
                 f"position {position - 1}; check the checkpoint, or build at higher precision"
@@ -164,6 +132,7 @@ class Chooser:
             token_id, margin = self._greedy(scores, position)
         else:
             token_id, margin = self._sample(scores, position)
+        margin /= self._stretch
         if params.logprobs is None:
             return Choice(token_id=token_id, margin=margin)
         logprob, top = _logprobs(logits, token_id, params.logprobs)
@@ -209,12 +178,39 @@ class Chooser:
         self._check_choosable(best, position)
         scores -= np.float32(best)
         scores /= np.float32(params.temperature)
-        ids = survivors(scores, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p)
-        drawn = scores[ids].astype(np.float64) + gumbel_noise(params.seed, position, ids)
-        index = int(np.argmax(drawn))
-        chosen = float(drawn[index])
-        drawn[index] = -np.inf
-        return int(ids[index]), chosen - float(drawn.max())
+        if params.has_filters:
+            token_id, margin = self._draw_filtered(scores, position)
+        else:
+            token_id, margin = self._draw(scores, position)
+        return token_id, margin * params.temperature
+
+    def _draw(self, scores: NDArray[np.float32], position: int) -> tuple[int, float]:
+        """Draw from the whole row, block by block."""
+        token_id, best, second = -1, -math.inf, -math.inf
+        for block in vocabulary_blocks(len(scores)):
+            ids = np.arange(block.start, block.stop)
+            drawn = scores[block] + gumbel_noise(self._params.seed, position, ids)
+            index, first, next_best = _best_two(drawn)
+            if first > best:
+                token_id, best, second = int(ids[index]), first, max(best, next_best)
+            else:
+                second = max(second, first)
+        return token_id, best - second
+
+    def _draw_filtered(self, scores: NDArray[np.float32], position: int) -> tuple[int, float]:
+        """Draw from what the filters leave; tokens cut by a hair bound the margin alone."""
+        params = self._params
+        left = filter_scores(scores, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p)
+        drawn = scores[left.ids] + gumbel_noise(params.seed, position, left.ids)
+        index, best, second = _best_two(drawn)
+        margin = min(best - second, float(left.slack[index]))
+        if len(left.cut_ids):
+            cut = scores[left.cut_ids] + gumbel_noise(params.seed, position, left.cut_ids)
+            # A cut token matters if it would be the choice: if it survived and, moved with the
+            # others, drew more.
+            needed = np.maximum(left.cut_by, best - cut)
+            margin = min(margin, float(needed.min()))
+        return int(left.ids[index]), margin
 
     def _check_choosable(self, best: float, position: int) -> None:
         if not math.isfinite(best):
@@ -224,12 +220,19 @@ class Chooser:
             )
 
 
+def _best_two(drawn: NDArray[np.float64]) -> tuple[int, float, float]:
+    """Index of the best value, the value, and the second-best; overwrites the best."""
+    index = int(np.argmax(drawn))
+    best = float(drawn[index])
+    drawn[index] = -np.inf
+    return index, best, float(drawn.max())
+
+
 def _logprobs(
     logits: NDArray[np.float32], token_id: int, count: int
 ) -> tuple[float, tuple[tuple[int, float], ...]]:
     """Log-probability of a token and of the `count` best, under the model's own scores."""
     peak = float(logits.max())
-    total = peak + math.log(float(np.exp(logits - np.float32(peak)).sum(dtype=np.float64)))
-    best = _best(logits, count) if count else np.zeros(0, dtype=np.int64)
-    top = tuple((int(i), float(logits[i]) - total) for i in best)
+    total = peak + math.log(sum_exp(logits, peak))
+    top = tuple((int(i), float(logits[i]) - total) for i in rank_best(logits, count))
     return float(logits[token_id]) - total, top

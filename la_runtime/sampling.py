@@ -19,7 +19,8 @@ __all__ = ["DEFAULT_MAX_NEW_TOKENS", "LogitsProcessor", "SamplingParams", "Selec
 
 DEFAULT_MAX_NEW_TOKENS: Final = 256
 _MOST_LOGPROBS: Final = 1000
-_INT_FIELDS: Final = ("max_new_tokens", "min_new_tokens", "top_k", "seed")
+_INT_FIELDS: Final = ("max_new_tokens", "min_new_tokens", "top_k", "seed", "n")
+_BOOL_FIELDS: Final = ("ignore_eos", "strict")
 _FLOAT_FIELDS: Final = (
     "temperature",
     "top_p",
@@ -69,6 +70,8 @@ class SamplingParams:
         frequency_penalty: subtracted once per occurrence in the output.
         logit_bias: added to the scores of these token ids.
         seed: chooses the noise.
+        n: how many texts to generate from the prompt, which is read once; sample i has the seed
+            `seed` + i. More than one wants a temperature above 0.
         stop: texts (or one text) that end the output; neither they nor what follows is part of it.
         stop_token_ids: further tokens that end the output.
         ignore_eos: go on past end-of-sequence tokens.
@@ -78,6 +81,9 @@ class SamplingParams:
         select: selection rule.
         tau: probability in [0, 1] from which `threshold` emits a proposal; for it alone.
         layout: where `exact` puts lookaheads; None takes `Layout.ROOT_ONLY`.
+        strict: choices whose margin is below the bundle's epsilon are made again by a pass of one
+            row, as plain decoding makes them. For `exact`. Keys and values written by wide passes
+            can still differ in their last bit from those of plain decoding.
 
     NumPy's integers and floating-point numbers count as Python's.
 
@@ -97,6 +103,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
     seed: int = 0
+    n: int = 1
     stop: str | tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -106,6 +113,7 @@ class SamplingParams:
     select: Select = Select.EXACT
     tau: float | None = None
     layout: Layout | None = None
+    strict: bool = False
 
     def __post_init__(self) -> None:
         _set_enum(self, "select", Select)
@@ -115,6 +123,11 @@ class SamplingParams:
         _check_range("max_new_tokens", self.max_new_tokens, at_least=1)
         _check_range("min_new_tokens", self.min_new_tokens, at_least=0, at_most=self.max_new_tokens)
         _check_range("temperature", self.temperature, at_least=0)
+        _check_range("n", self.n, at_least=1)
+        if self.n > 1 and self.temperature == 0:
+            raise UsageError(
+                f"n = {self.n} greedy samples would be the same text; give a temperature above 0"
+            )
         _check_range("top_k", self.top_k, at_least=0)
         _check_range("top_p", self.top_p, above=0, at_most=1)
         _check_range("min_p", self.min_p, at_least=0, at_most=1)
@@ -147,6 +160,11 @@ class SamplingParams:
         return self.temperature == 0 and not self.has_adjustments and self.logprobs is None
 
     @property
+    def has_filters(self) -> bool:
+        """Whether some tokens may not be drawn."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+
+    @property
     def has_adjustments(self) -> bool:
         """Whether scores are changed before a token is chosen."""
         return (
@@ -168,9 +186,10 @@ class SamplingParams:
         for name, convert in (("k", _as_int), ("logprobs", _as_int), ("tau", _as_float)):
             if fields[name] is not None:
                 fields[name] = convert(name, fields[name])
-        if not isinstance(fields["ignore_eos"], bool | np.bool_):
-            raise _wrong_type("ignore_eos", fields["ignore_eos"], "True or False")
-        fields["ignore_eos"] = bool(fields["ignore_eos"])
+        for name in _BOOL_FIELDS:
+            if not isinstance(fields[name], bool | np.bool_):
+                raise _wrong_type(name, fields[name], "True or False")
+            fields[name] = bool(fields[name])
         fields["stop_token_ids"] = tuple(
             _as_int("an id in stop_token_ids", token_id)
             for token_id in _as_tuple("stop_token_ids", fields["stop_token_ids"], "token ids")
@@ -197,6 +216,8 @@ class SamplingParams:
                 "select 'threshold' is greedy: leave out temperature, penalties, logit_bias, "
                 "min_new_tokens, logprobs and logits_processors, or use select 'exact'"
             )
+        if self.strict:
+            raise UsageError("strict is for select 'exact' only: 'threshold' verifies nothing")
         if self.tau is None:
             raise UsageError("select 'threshold' needs tau, a probability in [0, 1]")
         if not 0.0 <= self.tau <= 1.0:

@@ -89,7 +89,27 @@ class CacheState(Protocol):
         ...
 
     def keep(self, indices: Sequence[int]) -> None:
-        """Keep these sequences, in this order, and drop the others."""
+        """Keep these sequences, in this order, and drop the others; an index twice forks one."""
+        ...
+
+    def take(self, indices: Sequence[int]) -> CacheState:
+        """A copy of these sequences, in this order, as a cache of its own."""
+        ...
+
+    def absorb(self, other: CacheState) -> None:
+        """Take over another cache's sequences, behind its own; the other is closed."""
+        ...
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        """Drop what is behind these lengths, one per sequence and none above its own."""
+        ...
+
+    def spoil_unused(self, seed: int) -> None:
+        """For audits: fill every place that holds nothing with random finite K/V.
+
+        They are drawn with 10 times the root mean square of the used places, so that a mask that
+        shows one of them, or a row that reads one, changes what the model says.
+        """
         ...
 
     def close(self) -> None:

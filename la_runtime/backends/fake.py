@@ -56,8 +56,40 @@ class _FakeCache:
         self.places = self.places[:, kept]
         self.block = self.block[:, kept]
 
+    def take(self, indices: Sequence[int]) -> _FakeCache:
+        taken = _FakeCache(0, self.sizing)
+        taken.lengths, taken.origins = self.lengths, self.origins
+        taken.places, taken.block = self.places, self.block
+        taken.keep(indices)
+        return taken
+
+    def absorb(self, other: CacheState) -> None:
+        assert isinstance(other, _FakeCache), "caches of one backend"
+        batch, added = len(self.lengths), len(other.lengths)
+        joined = _unused_places(batch + added, max(self.past_len, other.past_len))
+        joined[:, :batch, : self.past_len] = self.places
+        joined[:, batch:, : other.past_len] = other.places
+        self.places = joined
+        self.block = np.zeros((_NUM_LAYERS, batch + added, 0), dtype=np.uint64)
+        self.lengths = np.concatenate([self.lengths, other.lengths])
+        self.origins = [*self.origins, *other.origins]
+        other.close()
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        for sequence, length in enumerate(lengths):
+            assert 0 <= length <= self.lengths[sequence], "truncation never grows a cache"
+            self.lengths[sequence] = length
+
+    def spoil_unused(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for sequence, length in enumerate(self.lengths):
+            unused = self.places[:, sequence, length:]
+            unused[:] = rng.integers(0, 2**63, size=unused.shape, dtype=np.uint64)
+
     def close(self) -> None:
-        self.places = self.places[:, :, :0]
+        self.places = _unused_places(0, 0)
+        self.lengths = np.zeros(0, dtype=np.int64)
+        self.origins = []
 
 
 def _unused_places(batch: int, capacity: int) -> NDArray[np.uint64]:

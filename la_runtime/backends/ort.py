@@ -11,7 +11,7 @@ variant of the graph without `logsumexp`, which is made from the logits where it
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,6 +36,7 @@ __all__ = ["OrtBackend", "grown_capacity"]
 _CPU = "CPUExecutionProvider"
 _CAPACITY_STEP = 128
 _CAPACITY_SHARE = 0.12
+_SPOILED_SCALE = 10.0
 _NAME = "ort-cpu"
 _ONNX_TYPES = {Dtype.INT64: "tensor(int64)", Dtype.FLOAT32: "tensor(float)"}
 
@@ -63,9 +64,15 @@ class _OrtCache:
     """Cache buffers [2 * layers, batch, kv_heads, places, head_dim], and the last block's K/V."""
 
     def __init__(
-        self, contract: Contract, binding: ort.IOBinding, *, batch: int, sizing: CacheSizing
+        self,
+        contract: Contract,
+        make_binding: Callable[[], ort.IOBinding],
+        *,
+        batch: int,
+        sizing: CacheSizing,
     ) -> None:
-        self.binding = binding
+        self.binding = make_binding()
+        self._make_binding = make_binding
         self.sizing = sizing
         self.lengths = np.zeros(batch, dtype=np.int64)
         self.places = self._make_places(contract, batch, 0)
@@ -121,12 +128,49 @@ class _OrtCache:
     def keep(self, indices: Sequence[int]) -> None:
         kept = list(indices)
         self.lengths = self.lengths[kept]
-        self.places = np.ascontiguousarray(self.places[:, kept])
+        # A long sequence that left does not make the others' passes wide for ever.
+        capacity = min(self.places.shape[3], grown_capacity(int(self.lengths.max(initial=0))))
+        self.places = np.ascontiguousarray(self.places[:, kept, :, :capacity])
+
+    def take(self, indices: Sequence[int]) -> _OrtCache:
+        taken = _OrtCache(self._contract, self._make_binding, batch=0, sizing=self.sizing)
+        taken.lengths, taken.places = self.lengths, self.places
+        taken.keep(indices)
+        return taken
+
+    def absorb(self, other: CacheState) -> None:
+        assert isinstance(other, _OrtCache), "caches of one backend"
+        batch = len(self.lengths)
+        if batch == 0:
+            self.places = other.places
+        else:
+            capacity = max(self.places.shape[3], other.places.shape[3])
+            joined = self._make_places(self._contract, batch + len(other.lengths), capacity)
+            joined[:, :batch, :, : self.places.shape[3]] = self.places
+            joined[:, batch:, :, : other.places.shape[3]] = other.places
+            self.places = joined
+        self.lengths = np.concatenate([self.lengths, other.lengths])
+        other.close()
+
+    def truncate(self, lengths: Sequence[int]) -> None:
+        for sequence, length in enumerate(lengths):
+            assert 0 <= length <= self.lengths[sequence], "truncation never grows a cache"
+            self.places[:, sequence, :, length : self.lengths[sequence]] = 0
+            self.lengths[sequence] = length
+
+    def spoil_unused(self, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        for sequence, length in enumerate(self.lengths):
+            used = self.places[:, sequence, :, :length]
+            unused = self.places[:, sequence, :, length:]
+            norm = float(np.sqrt(np.mean(np.square(used)))) if used.size else 1.0
+            unused[:] = _SPOILED_SCALE * norm * rng.standard_normal(unused.shape, np.float32)
 
     def close(self) -> None:
         self.binding.clear_binding_inputs()
         self.binding.clear_binding_outputs()
         self.places = self._make_places(self._contract, 0, 0)
+        self.lengths = np.zeros(0, dtype=np.int64)
         self.past = None
 
     def bind_past(self) -> None:
@@ -262,7 +306,7 @@ class OrtBackend:
     def allocate(self, batch: int, sizing: CacheSizing) -> CacheState:
         """See `Backend.allocate`."""
         self._check_open()
-        return _OrtCache(self.contract, self.session.io_binding(), batch=batch, sizing=sizing)
+        return _OrtCache(self.contract, self.session.io_binding, batch=batch, sizing=sizing)
 
     def forward(self, state: CacheState, inputs: StepInputs) -> _OrtScores:
         """See `Backend.forward`."""

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from la_runtime.choosing import Chooser, gumbel_noise, survivors
+from la_runtime.choosing import Chooser, gumbel_noise
 from la_runtime.errors import LookaheadError, NonFiniteScoreError, UsageError
+from la_runtime.filters import NEAR, filter_scores
 from la_runtime.sampling import SamplingParams
 
 VOCAB_SIZE = 10
@@ -36,47 +37,6 @@ def chooser(params, *, prompt=(0,), end_token_ids=()):
     )
 
 
-def slow_survivors(scores, top_k, top_p, min_p):
-    """The definition, token by token, best first."""
-    order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
-    order = [i for i in order if scores[i] > -math.inf]
-    if top_k:
-        order = order[:top_k]
-    weights = [math.exp(float(scores[i]) - float(scores[order[0]])) for i in order]
-    if top_p < 1:
-        kept, before = [], 0.0
-        for token, weight in zip(order, weights, strict=True):
-            if before >= top_p * sum(weights):
-                break
-            kept.append(token)
-            before += weight
-        order = kept
-    if min_p > 0:
-        order = [i for i in order if scores[i] >= scores[order[0]] + math.log(min_p)]
-    return sorted(order)
-
-
-@given(
-    scores=rows,
-    top_k=st.integers(0, 12),
-    top_p=st.sampled_from([0.05, 0.3, 0.77, 0.95, 1.0]),
-    min_p=st.sampled_from([0.0, 0.01, 0.2, 0.9, 1.0]),
-)
-def test_filters_keep_what_their_definition_keeps(scores, top_k, top_p, min_p):
-    found = survivors(scores, top_k=top_k, top_p=top_p, min_p=min_p)
-
-    assert found.tolist() == slow_survivors(scores, top_k, top_p, min_p)
-    assert int(np.argmax(scores)) in found
-
-
-def test_ties_at_a_cut_go_to_the_lowest_ids():
-    flat = np.zeros(VOCAB_SIZE, dtype=np.float32)
-
-    assert survivors(flat, top_k=3, top_p=1.0, min_p=0.0).tolist() == [0, 1, 2]
-    assert survivors(flat, top_k=0, top_p=0.35, min_p=0.0).tolist() == [0, 1, 2, 3]
-    assert survivors(flat, top_k=0, top_p=1.0, min_p=1.0).tolist() == list(range(VOCAB_SIZE))
-
-
 @pytest.mark.parametrize(
     "params",
     [
@@ -90,7 +50,9 @@ def test_draws_follow_the_exact_distribution(params):
     """Chi-square over 100,000 draws; a correct sampler fails once in a million runs."""
     draws = 100_000
     scaled = (LOGITS - LOGITS.max()) / np.float32(params.temperature)
-    ids = survivors(scaled, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p)
+    ids = filter_scores(
+        scaled, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p
+    ).ids
     weights = np.exp(scaled[ids].astype(np.float64))
     expected = draws * weights / weights.sum()
     noise = gumbel_noise(11, np.arange(draws)[:, None], ids)  # [draws, survivors]
@@ -232,3 +194,64 @@ def test_non_finite_logits_are_an_error(bad):
 def test_a_bias_outside_the_vocabulary_is_refused():
     with pytest.raises(UsageError, match="token 10; ids go from 0 to 9"):
         chooser(SamplingParams(logit_bias={10: 1.0}))
+
+
+@given(
+    logits=rows,
+    nudges=st.lists(st.floats(-1, 1, width=32), min_size=VOCAB_SIZE, max_size=VOCAB_SIZE),
+    temperature=st.sampled_from([0.0, 0.3, 1.0, 2.5]),
+    top_k=st.sampled_from([0, 1, 3, 9]),
+    top_p=st.sampled_from([0.3, 0.8, 0.95, 1.0]),
+    min_p=st.sampled_from([0.0, 0.02, 0.3]),
+    repetition_penalty=st.sampled_from([1.0, 0.7, 1.4]),
+    seed=st.integers(0, 10_000),
+)
+def test_a_choice_stands_while_logits_move_by_less_than_a_quarter_of_its_margin(
+    logits, nudges, temperature, top_k, top_p, min_p, repetition_penalty, seed
+):
+    params = SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+    )
+    tokens = [0, 3, 5]
+    choice = chooser(params).choose(logits, tokens)
+    looked_at = NEAR * temperature if params.has_filters and temperature else math.inf
+    stretch = max(repetition_penalty, 1 / repetition_penalty)
+    safe = min(choice.margin, looked_at / stretch, 8.0) / 4
+    moved = logits + np.float32(safe * 0.99) * np.asarray(nudges, dtype=np.float32)
+
+    assert safe >= 0
+    if safe > 1e-5:  # less is within the rounding of the scores themselves
+        assert chooser(params).choose(moved, tokens).token_id == choice.token_id
+
+
+def test_margins_count_the_distance_to_a_cut():
+    """Token 1 survives top_p by a hair and is drawn; token 2 is cut by a hair and would be."""
+    row = np.full(VOCAB_SIZE, -30.0, dtype=np.float32)
+    row[:3] = np.log([0.5, 0.3, 0.2])
+    for top_p, close in ((0.501, True), (0.6, False), (0.801, True), (0.799, True), (0.7, False)):
+        margins = [
+            chooser(SamplingParams(temperature=1.0, top_p=top_p, seed=seed)).choose(row, [0]).margin
+            for seed in range(300)
+        ]
+        assert (sum(margin < 0.02 for margin in margins) > 30) == close
+
+
+def test_the_whole_row_can_be_drawn_when_it_spans_several_blocks():
+    """Against the definition over the row at once: best and second, ties to the lowest id."""
+    rng = np.random.default_rng(4)
+    wide = rng.normal(0, 1, 20_000).astype(np.float32)
+    scratch = np.empty(len(wide), dtype=np.float32)
+    for seed in range(40):
+        params = SamplingParams(temperature=1.5, seed=seed)
+        choice = Chooser(
+            params, request=0, prompt=(0,), end_token_ids=(), scratch=scratch
+        ).choose(wide, [0])
+        drawn = (wide - wide.max()) / np.float32(1.5) + gumbel_noise(seed, 1, np.arange(len(wide)))
+        order = np.argsort(-drawn)
+        assert choice.token_id == order[0]
+        assert choice.margin == pytest.approx(1.5 * (drawn[order[0]] - drawn[order[1]]), rel=1e-5)

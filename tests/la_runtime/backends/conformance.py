@@ -148,6 +148,102 @@ class BackendConformance:
             expected = fresh_logits(backend, prompt + tokens[:2])[-2:]
             self.close_to(found[sequence], expected)
 
+    def test_an_index_kept_twice_forks_a_sequence(self, backend, tokens):
+        state = backend.allocate(2, CacheSizing.STEPPED)
+        prompts = [tokens[:5], tokens[5:9]]
+        run(backend, state, prompts)
+        backend.commit(state, [range(len(prompt)) for prompt in prompts])
+
+        state.keep([1, 1, 0])
+
+        assert state.lengths.tolist() == [4, 4, 5]
+        whole = [list(prompts[1]), list(prompts[1]), list(prompts[0])]
+        for start in (9, 15):  # the forks part, and stay apart
+            tails = [tokens[start + i : start + i + 2] for i in (0, 2, 4)]
+            found = run(backend, state, tails).logits()
+            for sequence, tail in enumerate(tails):
+                whole[sequence] += tail
+                self.close_to(found[sequence], fresh_logits(backend, whole[sequence])[-2:])
+            backend.commit(state, [range(2)] * 3)
+
+    def test_taken_sequences_live_on_their_own(self, backend, tokens):
+        state = backend.allocate(3, CacheSizing.STEPPED)
+        prompts = [tokens[:5], tokens[5:9], tokens[9:16]]
+        run(backend, state, prompts)
+        backend.commit(state, [range(len(prompt)) for prompt in prompts])
+
+        taken = state.take([2, 0])
+        state.keep([1])
+        run(backend, state, [tokens[20:24]])
+        backend.commit(state, [range(4)])
+
+        assert taken.lengths.tolist() == [7, 5]
+        assert state.lengths.tolist() == [8]
+        found = run(backend, taken, [tokens[:2], tokens[:2]]).logits()
+        for sequence, prompt in enumerate((prompts[2], prompts[0])):
+            self.close_to(found[sequence], fresh_logits(backend, prompt + tokens[:2])[-2:])
+
+    @pytest.mark.parametrize("own", [0, 2])
+    def test_absorbed_sequences_go_on_behind_the_others(self, backend, tokens, own):
+        prompts = [tokens[:4], tokens[4:6], tokens[6:30]][2 - own :]
+        states = [backend.allocate(n, CacheSizing.STEPPED) for n in (own, 1)]
+        for state, group in zip(states, (prompts[:own], prompts[own:]), strict=True):
+            if group:
+                run(backend, state, group)
+                backend.commit(state, [range(len(prompt)) for prompt in group])
+
+        states[0].absorb(states[1])
+
+        assert states[0].lengths.tolist() == [len(prompt) for prompt in prompts]
+        assert states[1].lengths.tolist() == []
+        tail = tokens[30:32]
+        found = run(backend, states[0], [tail] * len(prompts)).logits()
+        for sequence, prompt in enumerate(prompts):
+            self.close_to(found[sequence], fresh_logits(backend, [*prompt, *tail])[-2:])
+
+    def test_a_truncated_cache_goes_on_from_its_shorter_prefix(self, backend, tokens):
+        state = backend.allocate(2, CacheSizing.STEPPED)
+        run(backend, state, [tokens[:20], tokens[20:30]])
+        backend.commit(state, [range(20), range(10)])
+
+        state.truncate([7, 10])
+
+        assert state.lengths.tolist() == [7, 10]
+        found = run(backend, state, [tokens[30:33], tokens[33:36]]).logits()
+        for sequence, whole in enumerate(
+            ([*tokens[:7], *tokens[30:33]], [*tokens[20:30], *tokens[33:36]])
+        ):
+            self.close_to(found[sequence], fresh_logits(backend, whole)[-3:])
+
+    @pytest.mark.parametrize("sizing", CacheSizing)
+    def test_what_unused_places_hold_changes_nothing(self, backend, tokens, sizing):
+        """Bit for bit: the same shapes, other values where nothing was committed."""
+        found = []
+        for seed in (None, 1, 2):
+            state = backend.allocate(2, sizing)
+            run(backend, state, [tokens[:9], tokens[9:13]])
+            backend.commit(state, [range(9), range(4)])
+            if seed is not None:
+                state.spoil_unused(seed)
+            found.append(run(backend, state, [tokens[13:16], tokens[16:19]]).logits().copy())
+
+        assert np.array_equal(found[0], found[1])
+        assert np.array_equal(found[1], found[2])
+
+    def test_spoiling_changes_what_a_wrong_mask_would_show(self, backend, tokens):
+        """Positive control: a place that was committed and given up is read again."""
+        found = []
+        for seed in (1, 2):
+            state = backend.allocate(1, CacheSizing.STEPPED)
+            run(backend, state, [tokens[:9]])
+            backend.commit(state, [range(9)])
+            state.truncate([8])
+            state.spoil_unused(seed)
+            state.lengths[0] = 9
+            found.append(run(backend, state, [tokens[13:16]]).logits().copy())
+
+        assert not np.array_equal(found[0], found[1])
+
     def test_two_caches_are_independent(self, backend, tokens):
         expected = fresh_logits(backend, tokens)
         one, two = (backend.allocate(1, CacheSizing.STEPPED) for _ in range(2))
