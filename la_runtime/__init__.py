@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from la_runtime.decoder import StepResult
     from la_runtime.generation import (
         Chunk,
         DecodeState,
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
         TokenLogprobs,
     )
     from la_runtime.sampling import SamplingParams
+    from la_runtime.sequence import StepResult
     from la_runtime.stats import GenerationStats
     from la_runtime.stopping import FinishReason
 
@@ -40,7 +40,7 @@ _HOMES = {
     "GenerationStats": "la_runtime.stats",
     "GenerationStream": "la_runtime.generation",
     "SamplingParams": "la_runtime.sampling",
-    "StepResult": "la_runtime.decoder",
+    "StepResult": "la_runtime.sequence",
     "TokenLogprobs": "la_runtime.generation",
 }
 

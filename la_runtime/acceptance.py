@@ -9,13 +9,14 @@ from la_runtime.layout import DraftTree
 __all__ = ["accept_exact", "accept_threshold"]
 
 
-def accept_exact(drafts: DraftTree, choose: Callable[[int], int]) -> tuple[int, ...]:
+def accept_exact(drafts: DraftTree, choose: Callable[[int], int | None]) -> tuple[int, ...]:
     """The longest path of drafts equal to what the model itself chooses.
 
     Args:
         drafts: the verified tree.
         choose: the model's token after a node (0 = root, i = i-th draft). It is asked for the
-            root and then for each accepted draft, in order, and for no other node.
+            root and then for each accepted draft, in order, and for no other node. None where it
+            cannot be told: nothing behind that node is accepted.
 
     Returns:
         The accepted drafts, from the root down; the model's choice after the last of them (or
@@ -23,7 +24,10 @@ def accept_exact(drafts: DraftTree, choose: Callable[[int], int]) -> tuple[int, 
     """
     path: list[int] = []
     node = 0
-    while (child := drafts.child(node, choose(node))) is not None:
+    while (token_id := choose(node)) is not None:
+        child = drafts.child(node, token_id)
+        if child is None:
+            break
         path.append(child)
         node = child
     return tuple(path)

@@ -5,11 +5,14 @@
     │   └── UnknownModelError         no such model name
     ├── BundleError                1  the bundle is not what it says it is
     │   ├── BundleVersionError        made by a newer, incompatible version
-    │   └── DigestError               a file's bytes are not the recorded ones
+    │   ├── DigestError               a file's bytes are not the recorded ones
+    │   └── CertificateError          it is required to be verified here and is not
     ├── CheckpointError            1  the source model cannot be used
     │   └── UnsupportedModelError     it has a feature that is not exported yet
     ├── CheckError                 1  a built artefact failed its own check
+    ├── NotRunError                3  a verification could not be carried out
     ├── NonFiniteScoreError        1  the model produced NaN or infinity
+    ├── QueueFullError             3  too many requests are waiting
     └── HostError                  4  disk, device, driver, package or network
 
 Every message says what was wrong, what was got, what was expected and what to do.
@@ -22,6 +25,7 @@ from enum import IntEnum
 __all__ = [
     "BundleError",
     "BundleVersionError",
+    "CertificateError",
     "CheckError",
     "CheckpointError",
     "DigestError",
@@ -29,6 +33,8 @@ __all__ = [
     "HostError",
     "LookaheadError",
     "NonFiniteScoreError",
+    "QueueFullError",
+    "NotRunError",
     "UnknownModelError",
     "UnsupportedModelError",
     "UsageError",
@@ -36,7 +42,15 @@ __all__ = [
 
 
 class ExitCode(IntEnum):
-    """Exit codes of both commands."""
+    """Exit codes of both commands.
+
+    ``DONE``: done; for a check, passed.
+    ``FAILED``: tried, and failed: a damaged bundle, an unusable model, a check not passed.
+    ``USAGE``: the command line cannot be right as written.
+    ``COULD_NOT_RUN``: a check could not be run, or a queue was full: nothing is known.
+    ``ENVIRONMENT``: the machine lacks something: disk space, device, driver, package, network.
+    ``INTERRUPTED``: ended by Ctrl-C.
+    """
 
     DONE = 0
     FAILED = 1
@@ -74,6 +88,10 @@ class DigestError(BundleError):
     """A file whose bytes differ from the digest recorded in the manifest."""
 
 
+class CertificateError(BundleError):
+    """A bundle without a certificate for the backend, or whose certificate is of other bytes."""
+
+
 class CheckpointError(LookaheadError):
     """A source checkpoint that cannot be read."""
 
@@ -86,8 +104,20 @@ class CheckError(LookaheadError):
     """A freshly built artefact that failed a check; no bundle was written."""
 
 
+class NotRunError(LookaheadError):
+    """A verification that could not be carried out, so that nothing is known."""
+
+    exit_code = ExitCode.COULD_NOT_RUN
+
+
 class NonFiniteScoreError(LookaheadError):
     """A score that is NaN or infinite, with the request and position it belongs to."""
+
+
+class QueueFullError(LookaheadError):
+    """The engine has as many waiting requests as it may; ask again later."""
+
+    exit_code = ExitCode.COULD_NOT_RUN
 
 
 class HostError(LookaheadError):

@@ -109,6 +109,8 @@ class Selected:
         choices: the tokens, in order.
         is_proposal: per token, whether it had been proposed before the pass or by it.
         path: accepted drafts, to be cached.
+        is_decided: whether the bonus token is among the tokens; if not, a pass of its own makes
+            that choice.
         num_proposed: how many proposals were put to the test.
         next_drafts: what the slots propose for the next pass.
     """
@@ -118,6 +120,7 @@ class Selected:
     path: tuple[int, ...]
     num_proposed: int
     next_drafts: DraftTree
+    is_decided: bool = True
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -125,18 +128,39 @@ class Selected:
         return tuple(choice.token_id for choice in self.choices)
 
 
-def select_exact(drafts: DraftTree, part: Part, scores: RowScores) -> Selected:
-    """Keep what the model itself chooses, and let the slots propose what may follow."""
+def select_exact(
+    drafts: DraftTree, part: Part, scores: RowScores, *, epsilon: float = 0.0
+) -> Selected:
+    """Keep what the model itself chooses, and let the slots propose what may follow.
+
+    Args:
+        drafts: what the pass verified.
+        part: the sequence's part of the block.
+        scores: of its rows.
+        epsilon: a choice of a smaller margin is left undecided, and ends what is kept.
+    """
     rows = part.rows
     choices: list[Choice] = []
     token_ids: list[int] = []
 
-    def choose(node: int) -> int:
-        choices.append(scores.choose(rows.row(node), token_ids))
-        token_ids.append(choices[-1].token_id)
-        return token_ids[-1]
+    def choose(node: int) -> int | None:
+        choice = scores.choose(rows.row(node), token_ids)
+        if choice.margin < epsilon:
+            return None
+        choices.append(choice)
+        token_ids.append(choice.token_id)
+        return choice.token_id
 
     path = accept_exact(drafts, choose)
+    if len(choices) == len(path):
+        return Selected(
+            choices=tuple(choices),
+            is_proposal=(True,) * len(path),
+            path=path,
+            num_proposed=len(path),
+            next_drafts=NO_DRAFTS,
+            is_decided=False,
+        )
     proposals: list[int] = []
     for row in proposing_rows(rows, path):
         proposals.append(scores.choose(row, (*token_ids, *proposals)).token_id)

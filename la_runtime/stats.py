@@ -14,6 +14,7 @@ class GenerationStats:
     Args:
         k: lookahead length.
         prompt_tokens: tokens of the prompt.
+        cached_tokens: how many of them the cache of a conversation held already.
         new_tokens: tokens emitted, the end-of-sequence token included.
         passes: forward passes the sequence took part in, prefill included.
         prefill_passes: passes up to and including the one that gave the first token.
@@ -23,6 +24,11 @@ class GenerationStats:
         accepted: per position, how many of them became output.
         reread: emitted proposals that a later pass read as input (`threshold` only).
         agreed: how many of them were the model's own choice.
+        rechecked: choices that a one-row pass made again (`strict` only).
+        rows: block rows computed for the sequence.
+        padding_rows: block rows computed beside them, because the block was wider: for a longer
+            prompt or a larger k in the same batch, or for a fixed width.
+        queued_s: seconds from the request to the start of its first pass.
         ttft_s: seconds from the request to its first token.
         decode_s: seconds from the first token to the last.
     """
@@ -39,6 +45,11 @@ class GenerationStats:
     agreed: int
     ttft_s: float
     decode_s: float
+    cached_tokens: int = 0
+    rechecked: int = 0
+    rows: int = 0
+    padding_rows: int = 0
+    queued_s: float = 0.0
 
     @property
     def tokens_per_pass(self) -> float:
@@ -52,6 +63,12 @@ class GenerationStats:
         if self.decode_s <= 0:
             return None
         return (self.new_tokens - self.prefill_tokens) / self.decode_s
+
+    @property
+    def padding_share(self) -> float:
+        """Share of the sequence's block rows that were padding."""
+        computed = self.rows + self.padding_rows
+        return self.padding_rows / computed if computed else 0.0
 
     @property
     def agreement(self) -> float | None:
@@ -69,12 +86,20 @@ class StepCounts:
     prefill_tokens: int = 0
     reread: int = 0
     agreed: int = 0
+    rechecked: int = 0
+    rows: int = 0
+    padding_rows: int = 0
     drafted: list[int] = field(init=False)
     accepted: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.drafted = [0] * self.k
         self.accepted = [0] * self.k
+
+    def count_block(self, *, num_rows: int, block_len: int) -> None:
+        """Count a pass of `block_len` rows of which `num_rows` are the sequence's own."""
+        self.rows += num_rows
+        self.padding_rows += block_len - num_rows
 
     def count(self, *, num_drafted: int, num_accepted: int) -> None:
         """Count a chain of proposals of which a prefix was accepted."""

@@ -12,13 +12,15 @@ class FinishReason(StrEnum):
     """Why a sequence ended.
 
     ``eos``: an end-of-sequence token. ``stop``: a stop string or stop token of the request.
-    ``length``: the request's limit. ``context``: the model's.
+    ``length``: the request's limit. ``context``: the model's. ``cancelled``: the caller, or the
+    engine closed.
     """
 
     EOS = "eos"
     STOP = "stop"
     LENGTH = "length"
     CONTEXT = "context"
+    CANCELLED = "cancelled"
 
 
 def cut_at_end(

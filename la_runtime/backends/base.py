@@ -88,6 +88,10 @@ class CacheState(Protocol):
         """Cache columns the next forward presents."""
         ...
 
+    def reserve(self, places: int) -> None:
+        """A hint: each sequence may come to hold this many places."""
+        ...
+
     def keep(self, indices: Sequence[int]) -> None:
         """Keep these sequences, in this order, and drop the others; an index twice forks one."""
         ...

@@ -49,6 +49,9 @@ class _FakeCache:
         self.places[:, sequence, start:needed] = self.block[:, sequence, list(rows)]
         self.lengths[sequence] = needed
 
+    def reserve(self, places: int) -> None:
+        pass  # tokens are few and small
+
     def keep(self, indices: Sequence[int]) -> None:
         kept = list(indices)
         self.lengths = self.lengths[kept]

@@ -61,7 +61,13 @@ class _Buffer:
 
 
 class _OrtCache:
-    """Cache buffers [2 * layers, batch, kv_heads, places, head_dim], and the last block's K/V."""
+    """Cache places [2 * layers, batch, kv_heads, capacity, head_dim], and the last block's K/V.
+
+    The places lie in memory reserved for as many as the sequences may need. They grow inside it
+    by moving apart, so that a long prompt never has its cache in memory twice, while passes
+    present few columns more than there are tokens. Reserved memory that was never written costs
+    nothing.
+    """
 
     def __init__(
         self,
@@ -75,28 +81,33 @@ class _OrtCache:
         self._make_binding = make_binding
         self.sizing = sizing
         self.lengths = np.zeros(batch, dtype=np.int64)
-        self.places = self._make_places(contract, batch, 0)
+        self._contract = contract
+        self._lay_out(batch, capacity=0, reserved=0)
         self.past: NDArray[np.generic] | None = None  # what is bound as the past
         self.inputs: StepInputs | None = None
         self.scores: dict[str, NDArray[np.generic]] = {}
         self.block = self.places
         self.bound_outputs: tuple[object, ...] = ()
-        self._contract = contract
         self._block_buffer = _Buffer(np.dtype(contract.kv_dtype))
         self._score_buffers = {
             spec.name: _Buffer(np.dtype(spec.dtype)) for spec in contract.outputs
         }
 
-    @staticmethod
-    def _make_places(contract: Contract, batch: int, capacity: int) -> NDArray[np.generic]:
-        shape = (
-            2 * contract.num_layers,
-            batch,
-            contract.num_kv_heads,
-            capacity,
-            contract.head_dim,
+    def _lay_out(self, batch: int, *, capacity: int, reserved: int) -> None:
+        """Fresh zeroed places, in memory for up to `reserved` of them per sequence."""
+        contract = self._contract
+        self._reserved = max(reserved, capacity)
+        size = batch * contract.num_kv_heads * self._reserved * contract.head_dim
+        self._memory = np.zeros(
+            (2 * contract.num_layers, size), dtype=np.dtype(contract.kv_dtype)
         )
-        return np.zeros(shape, dtype=np.dtype(contract.kv_dtype))
+        self.places = self._view(batch, capacity)
+
+    def _view(self, batch: int, capacity: int) -> NDArray[np.generic]:
+        """The reserved memory as places; each layer's are contiguous."""
+        contract = self._contract
+        shape = (batch, contract.num_kv_heads, capacity, contract.head_dim)
+        return self._memory[:, : math.prod(shape)].reshape(2 * contract.num_layers, *shape)
 
     @property
     def past_len(self) -> int:
@@ -104,13 +115,35 @@ class _OrtCache:
             return int(self.lengths.max(initial=0))
         return int(self.places.shape[3])
 
-    def reserve(self, needed: int) -> None:
-        """Grow so that each sequence can hold `needed` places."""
-        capacity = self.places.shape[3]
-        if needed > capacity:
-            grown = self._make_places(self._contract, len(self.lengths), grown_capacity(needed))
-            grown[:, :, :, :capacity] = self.places
-            self.places = grown
+    def reserve(self, places: int) -> None:
+        reserved = grown_capacity(places)
+        if reserved > self._reserved:
+            self._replace(range(len(self.lengths)), self.places.shape[3], reserved)
+
+    def grow(self, needed: int) -> None:
+        """Make room for `needed` places per sequence."""
+        before = self.places
+        capacity = grown_capacity(needed)
+        if needed <= before.shape[3]:
+            return
+        if capacity > self._reserved:
+            self._replace(range(len(self.lengths)), capacity, capacity)
+            return
+        self.places = self._view(before.shape[1], capacity)
+        # From the last row to the first: each moves away from where it and those after it were.
+        for sequence, head in reversed(list(np.ndindex(before.shape[1:3]))):
+            length = int(self.lengths[sequence])
+            for old, new in zip(before, self.places, strict=True):
+                new[sequence, head, :length] = old[sequence, head, :length]
+                new[sequence, head, length:] = 0
+
+    def _replace(self, kept: Sequence[int], capacity: int, reserved: int) -> None:
+        """Move these sequences' places to memory of their own."""
+        before = self.places
+        copied = min(capacity, before.shape[3])
+        self._lay_out(len(kept), capacity=capacity, reserved=reserved)
+        for new, old in enumerate(kept):
+            self.places[:, new, :, :copied] = before[:, old, :, :copied]
 
     def append(self, sequence: int, rows: Sequence[int]) -> None:
         """Copy these rows of the last block behind the sequence's committed places."""
@@ -130,7 +163,7 @@ class _OrtCache:
         self.lengths = self.lengths[kept]
         # A long sequence that left does not make the others' passes wide for ever.
         capacity = min(self.places.shape[3], grown_capacity(int(self.lengths.max(initial=0))))
-        self.places = np.ascontiguousarray(self.places[:, kept, :, :capacity])
+        self._replace(kept, capacity, self._reserved)
 
     def take(self, indices: Sequence[int]) -> _OrtCache:
         taken = _OrtCache(self._contract, self._make_binding, batch=0, sizing=self.sizing)
@@ -142,13 +175,19 @@ class _OrtCache:
         assert isinstance(other, _OrtCache), "caches of one backend"
         batch = len(self.lengths)
         if batch == 0:
-            self.places = other.places
+            self._memory, self.places = other._memory, other.places
+            self._reserved = other._reserved
         else:
-            capacity = max(self.places.shape[3], other.places.shape[3])
-            joined = self._make_places(self._contract, batch + len(other.lengths), capacity)
-            joined[:, :batch, :, : self.places.shape[3]] = self.places
-            joined[:, batch:, :, : other.places.shape[3]] = other.places
-            self.places = joined
+            parts = (self.places, other.places)
+            self._lay_out(
+                batch + len(other.lengths),
+                capacity=max(part.shape[3] for part in parts),
+                reserved=max(self._reserved, other._reserved),
+            )
+            first = 0
+            for part in parts:
+                self.places[:, first : first + part.shape[1], :, : part.shape[3]] = part
+                first += part.shape[1]
         self.lengths = np.concatenate([self.lengths, other.lengths])
         other.close()
 
@@ -169,7 +208,7 @@ class _OrtCache:
     def close(self) -> None:
         self.binding.clear_binding_inputs()
         self.binding.clear_binding_outputs()
-        self.places = self._make_places(self._contract, 0, 0)
+        self._lay_out(0, capacity=0, reserved=0)
         self.lengths = np.zeros(0, dtype=np.int64)
         self.past = None
 
@@ -332,7 +371,7 @@ class OrtBackend:
     def commit(self, state: CacheState, rows: Sequence[Sequence[int]]) -> None:
         """See `Backend.commit`."""
         assert isinstance(state, _OrtCache)
-        state.reserve(max(int(n) + len(r) for n, r in zip(state.lengths, rows, strict=True)))
+        state.grow(max(int(n) + len(r) for n, r in zip(state.lengths, rows, strict=True)))
         for sequence, accepted in enumerate(rows):
             if accepted:
                 state.append(sequence, accepted)

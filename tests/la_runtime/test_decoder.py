@@ -285,12 +285,13 @@ def test_the_group_mask_of_the_vectors_reaches_every_pass(group_mask):
 def test_times_are_those_of_the_first_and_the_last_token(monkeypatch):
     """Every look at the clock is a second later than the one before."""
     clock = iter(range(1000))
-    monkeypatch.setattr("la_runtime.decoder.time.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("la_runtime.sequence.time.perf_counter", lambda: float(next(clock)))
     backend = FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX)
 
     _, stats = decode(backend, [PROMPT], [_exact(0, Layout.FULL, 5)])
 
-    assert (stats[0].ttft_s, stats[0].decode_s) == (1.0, 4.0)
+    times = (stats[0].queued_s, stats[0].ttft_s, stats[0].decode_s)
+    assert times == (1.0, 2.0, 4.0)
     assert stats[0].tokens_per_s == 1.0
 
 

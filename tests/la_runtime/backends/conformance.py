@@ -297,15 +297,23 @@ class BackendConformance:
 
         self.close_to(found, fresh_logits(backend, tokens)[30:])
 
-    def test_the_cache_grows_over_many_steps(self, backend):
+    @pytest.mark.parametrize("reserved", [0, 100, 1000])
+    def test_the_cache_grows_over_many_steps(self, backend, reserved):
+        """Two sequences of different lengths, in memory that suffices, does not, or is not asked."""
         rng = np.random.default_rng(5)
-        long = [int(t) for t in rng.integers(0, backend.contract.vocab_size, size=400)]
-        state = backend.allocate(1, CacheSizing.STEPPED)
-        for start in range(0, 400, 25):
-            found = run(backend, state, [long[start : start + 25]]).logits()[0, -1].copy()
-            backend.commit(state, [range(25)])
+        long, short = (
+            [int(t) for t in rng.integers(0, backend.contract.vocab_size, size=size)]
+            for size in (400, 160)
+        )
+        state = backend.allocate(2, CacheSizing.STEPPED)
+        state.reserve(reserved)
+        for step in range(16):
+            parts = [long[25 * step : 25 * step + 25], short[10 * step : 10 * step + 10]]
+            found = run(backend, state, parts).logits()[[0, 1], [24, 9]].copy()
+            backend.commit(state, [range(25), range(10)])
 
-        self.close_to(found, fresh_logits(backend, long)[-1])
+        self.close_to(found[0], fresh_logits(backend, long)[-1])
+        self.close_to(found[1], fresh_logits(backend, short)[-1])
         assert state.past_len <= 400 + max(128, 0.12 * 400)
 
     def test_a_closed_cache_leaves_others_alone(self, backend, tokens):

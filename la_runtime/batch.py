@@ -1,0 +1,431 @@
+"""Sequences that share a cache, and the step that advances them.
+
+A sequence's *known* tokens that are not cached yet open its rows in every pass: the prompt in
+prefill, the root in exact decoding, the emitted proposals in threshold decoding. So prefill and
+both selection rules are one step:
+
+    known tokens | drafts | groups      verify drafts and propose in the same pass
+    accept, commit known and accepted rows, discard the rest, draft from the slots
+
+A sequence that fails leaves the batch alone; the others do not notice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from la_runtime.backends.base import Backend, CacheSizing, CacheState, Outputs, Scores
+from la_runtime.block import Part, make_step_inputs
+from la_runtime.errors import LookaheadError, NonFiniteScoreError, UsageError
+from la_runtime.layout import NO_DRAFTS, GroupMask, Layout
+from la_runtime.sampling import Select
+from la_runtime.selection import (
+    BestScores,
+    ChosenRowScores,
+    RowScores,
+    Selected,
+    select_exact,
+    select_threshold,
+)
+from la_runtime.sequence import StepResult, TokenSequence
+
+__all__ = ["DEFAULT_PREFILL_CHUNK", "DEFAULT_PREFILL_SCORES", "Batch", "BlockPolicy", "Outcome", "PassReport"]
+
+DEFAULT_PREFILL_CHUNK: Final = 512
+DEFAULT_PREFILL_SCORES: Final = 2**20
+_LEAST_CHUNK: Final = 16
+
+Outcome: TypeAlias = StepResult | LookaheadError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockPolicy:
+    """How passes are shaped.
+
+    Args:
+        widths: block widths to pad to; empty leaves every block as wide as its rows.
+        prefill_chunk: most prompt tokens in one pass, at least 1.
+        prefill_scores: most attention scores of a pass that reads a prompt (rows x keys, of one
+            head, over the whole batch). Chunks shrink as the cache grows, to no less than 16
+            tokens, so that reading a long prompt takes no more memory than a short one.
+        cache_sizing: see `CacheSizing`.
+
+    Raises:
+        UsageError: a value is out of range.
+    """
+
+    widths: tuple[int, ...] = ()
+    prefill_chunk: int = DEFAULT_PREFILL_CHUNK
+    prefill_scores: int = DEFAULT_PREFILL_SCORES
+    cache_sizing: CacheSizing = CacheSizing.STEPPED
+
+    def __post_init__(self) -> None:
+        if self.prefill_chunk < 1:
+            raise UsageError(f"prefill_chunk must be at least 1, got {self.prefill_chunk}")
+        if self.cache_sizing is CacheSizing.EXACT and not self.widths:
+            raise UsageError("exact cache sizing needs a block width; use BlockPolicy.fixed_width")
+
+    @classmethod
+    def fixed_width(cls, width: int, *, k_max: int) -> BlockPolicy:
+        """Every pass at one width and every key's column equal to its position.
+
+        At batch 1 plain and lookahead decoding then do the same arithmetic for the same token:
+        logits and tokens are equal bit for bit.
+
+        Raises:
+            UsageError: `width` leaves no room for a token beside `k_max` lookaheads.
+        """
+        if width <= k_max:
+            raise UsageError(f"fixed width must be more than k = {k_max}, got {width}")
+        return cls(widths=(width,), prefill_chunk=width - k_max, cache_sizing=CacheSizing.EXACT)
+
+    def chunk_len(self, *, batch: int, num_cached: int) -> int:
+        """Most prompt tokens of the next pass: `prefill_chunk`, halved while the scores are too many.
+
+        Args:
+            batch: sequences in the pass.
+            num_cached: places that the longest of them has cached.
+        """
+        chunk = self.prefill_chunk
+        while chunk > _LEAST_CHUNK and batch * chunk * (num_cached + chunk) > self.prefill_scores:
+            chunk = max(chunk // 2, _LEAST_CHUNK)
+        return chunk
+
+    def check(self, sequence: TokenSequence) -> None:
+        """Refuse a sequence whose steps can be wider than the fixed width.
+
+        Raises:
+            UsageError: they can.
+        """
+        if self.cache_sizing is not CacheSizing.EXACT:
+            return
+        params, k = sequence.params, sequence.k
+        most_rows = (
+            2 * k + 1
+            if params.select is Select.THRESHOLD
+            else (params.layout or Layout.ROOT_ONLY).max_rows(k)
+        )
+        if most_rows > max(self.widths):
+            raise UsageError(
+                f"fixed width {max(self.widths)} is too narrow: a step with k = {k} has up to "
+                f"{most_rows} rows"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassReport:
+    """What a pass (with `strict`, a pass and what was made again) did.
+
+    Args:
+        outcomes: per sequence that took part, what it got, or why it failed.
+        rows: block rows that belonged to a sequence.
+        padding_rows: the others.
+    """
+
+    outcomes: tuple[tuple[TokenSequence, Outcome], ...]
+    rows: int
+    padding_rows: int
+
+
+class Batch:
+    """Sequences that share a cache. Finished and failed ones leave it at once.
+
+    Args:
+        backend: runs the blocks.
+        sequences: at least one.
+        policy: how passes are shaped.
+        context: number of positions the model has.
+        group_mask: the group mask that the lookahead vectors were made for.
+        cache: what the sequences have cached already; a new one by default.
+        siblings: sequences with the prompt of the only one in `sequences`: they join it when that
+            prompt has been read.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        sequences: Sequence[TokenSequence],
+        policy: BlockPolicy,
+        *,
+        context: int,
+        group_mask: GroupMask,
+        cache: CacheState | None = None,
+        siblings: Sequence[TokenSequence] = (),
+    ) -> None:
+        assert not siblings or len(sequences) == 1, "siblings share one prompt"
+        self.sequences = list(sequences)
+        self.siblings = list(siblings)
+        self.cache = (
+            backend.allocate(len(sequences), policy.cache_sizing) if cache is None else cache
+        )
+        self.cache.reserve(max(s.most_places for s in (*sequences, *siblings)))
+        self._backend = backend
+        self._policy = policy
+        self._context = context
+        self._group_mask = group_mask
+        self._rows = self._padding_rows = 0
+
+    def __len__(self) -> int:
+        return len(self.sequences) + len(self.siblings)
+
+    def close(self) -> None:
+        """Release the cache."""
+        self.cache.close()
+
+    @property
+    def needs_reading(self) -> bool:
+        """Whether `read_chunk` comes before the next `step`."""
+        return bool(self.siblings) or any(self._nums_to_read())
+
+    def _nums_to_read(self) -> list[int]:
+        """Per sequence, prompt tokens for the next pass without scores."""
+        chunk = self._policy.chunk_len(
+            batch=len(self.sequences),
+            num_cached=max((s.num_cached for s in self.sequences), default=0),
+        )
+        if self.siblings:
+            return [min(chunk, sequence.num_known - 1) for sequence in self.sequences]
+        return [chunk if sequence.num_known > chunk else 0 for sequence in self.sequences]
+
+    def read_chunk(self) -> PassReport:
+        """Cache one chunk of every prompt that has more than one chunk left."""
+        self._rows = self._padding_rows = 0
+        sizes = self._nums_to_read()
+        if any(sizes):
+            parts = [
+                sequence.plan_reading(size) if size else None
+                for sequence, size in zip(self.sequences, sizes, strict=True)
+            ]
+            self._forward(parts, Outputs.NONE)
+            self._commit([range(size) for size in sizes])
+        if self.siblings and self.sequences[0].num_known == 1:
+            self._fork()
+        return PassReport(outcomes=(), rows=self._rows, padding_rows=self._padding_rows)
+
+    def _fork(self) -> None:
+        """Let the siblings join, each with a copy of the prompt that has been read."""
+        (first,) = self.sequences
+        self.cache.keep([0] * len(self))
+        for sibling in self.siblings:
+            sibling.num_cached, sibling.num_reused = first.num_cached, first.num_reused
+        self.sequences += self.siblings
+        self.siblings = []
+
+    def step(self) -> PassReport:
+        """One pass over every sequence: verify its drafts, emit, draft anew."""
+        assert self.sequences, "every sequence has finished"
+        assert not self.needs_reading, "prompts are read before the first step"
+        self._rows = self._padding_rows = 0
+        parts = [sequence.plan(self._group_mask) for sequence in self.sequences]
+        scores = self._score(parts)
+        selected = [
+            _select(sequence, part, scores[sequence])
+            for sequence, part in zip(self.sequences, parts, strict=True)
+        ]
+        outcomes = [
+            choice if isinstance(choice, LookaheadError) else sequence.emit(choice)
+            for sequence, choice in zip(self.sequences, selected, strict=True)
+        ]
+        self._commit(map(_committed_rows, parts, selected, outcomes))
+        if any(map(_is_undecided, selected, outcomes)):
+            outcomes = self._choose_again(selected, outcomes)
+        for sequence, choice, outcome in zip(self.sequences, selected, outcomes, strict=True):
+            if isinstance(choice, Selected) and isinstance(outcome, StepResult):
+                sequence.draft(choice)
+        report = PassReport(
+            outcomes=tuple(zip(self.sequences, outcomes, strict=True)),
+            rows=self._rows,
+            padding_rows=self._padding_rows,
+        )
+        self.drop({sequence for sequence, outcome in report.outcomes if _is_last(outcome)})
+        return report
+
+    def _choose_again(
+        self, selected: Sequence[Selected | LookaheadError], outcomes: Sequence[Outcome]
+    ) -> list[Outcome]:
+        """Make undecided choices by a pass of one row over the committed cache."""
+        parts = [
+            sequence.plan_root() if _is_undecided(choice, outcome) else None
+            for sequence, choice, outcome in zip(self.sequences, selected, outcomes, strict=True)
+        ]
+        scores = self._score(parts)
+        settled = list(outcomes)
+        for i, (sequence, part) in enumerate(zip(self.sequences, parts, strict=True)):
+            before = outcomes[i]
+            if part is None or isinstance(before, LookaheadError):
+                continue
+            sequence.drafts = NO_DRAFTS
+            choice = _select(sequence, part, scores[sequence], epsilon=0.0)
+            if isinstance(choice, LookaheadError):
+                settled[i] = choice
+                continue
+            sequence.counts.rechecked += 1
+            settled[i] = before.followed_by(sequence.emit(choice))
+        self._commit([() if part is None else (0,) for part in parts])
+        return settled
+
+    def _score(
+        self, parts: Sequence[Part | None]
+    ) -> dict[TokenSequence, RowScores | LookaheadError]:
+        """Run the pass; the scores of the rows of every sequence that has a part."""
+        wants_probability = any(s.params.select is Select.THRESHOLD for s in self.sequences)
+        wants_logits = any(s.chooser is not None for s in self.sequences)
+        outputs = (
+            Outputs.TOP
+            | (Outputs.LOGSUMEXP if wants_probability else Outputs.NONE)
+            | (Outputs.LOGITS if wants_logits else Outputs.NONE)
+        )
+        scores = self._forward(parts, outputs)
+        top_ids, top_logits = scores.top()  # [batch, rows, top_c]
+        logsumexp = scores.logsumexp().tolist() if wants_probability else [[]] * len(parts)
+        second = min(1, top_logits.shape[2] - 1)
+        best_ids = top_ids[:, :, 0].tolist()
+        best_logits = top_logits[:, :, 0].tolist()
+        margins = (top_logits[:, :, 0] - top_logits[:, :, second]).tolist()
+        found: dict[TokenSequence, RowScores | LookaheadError] = {}
+        for i, (sequence, part) in enumerate(zip(self.sequences, parts, strict=True)):
+            if part is None:
+                continue
+            best = BestScores(
+                ids=best_ids[i],
+                logits=best_logits[i],
+                margins=margins[i],
+                logsumexp=logsumexp[i],
+            )
+            error = _find_non_finite(sequence, part, best)
+            if error is not None:
+                found[sequence] = error
+            elif sequence.chooser is None:
+                found[sequence] = RowScores(part, best)
+            else:
+                found[sequence] = ChosenRowScores(
+                    part,
+                    best,
+                    logits=scores.logits()[i],
+                    chooser=sequence.chooser,
+                    token_ids=sequence.token_ids,
+                )
+        return found
+
+    def _forward(self, parts: Sequence[Part | None], outputs: Outputs) -> Scores:
+        inputs = make_step_inputs(
+            parts,
+            self.cache,
+            self._backend.contract,
+            context=self._context,
+            widths=self._policy.widths,
+            outputs=outputs,
+        )
+        block_len = inputs.input_ids.shape[1]
+        self._padding_rows += block_len * len(parts)
+        for sequence, part in zip(self.sequences, parts, strict=True):
+            if part is not None:
+                sequence.begin_pass(part, block_len)
+                self._rows += part.rows.num_rows
+                self._padding_rows -= part.rows.num_rows
+        return self._backend.forward(self.cache, inputs)
+
+    def _commit(self, rows: Iterable[Sequence[int]]) -> None:
+        """Cache these rows of the last pass, per sequence."""
+        committed = list(rows)
+        for sequence, accepted in zip(self.sequences, committed, strict=True):
+            sequence.num_cached += len(accepted)
+        self._backend.commit(self.cache, committed)
+
+    def drop(self, leaving: Collection[TokenSequence]) -> None:
+        """Let these sequences leave; one that keeps its cache takes it along."""
+        self.siblings = [s for s in self.siblings if s not in leaving]
+        staying = [i for i, s in enumerate(self.sequences) if s not in leaving]
+        if len(staying) == len(self.sequences):
+            return
+        for i, sequence in enumerate(self.sequences):
+            if sequence in leaving and sequence.keeps_cache:
+                sequence.kept_cache = self.cache.take([i])
+        if not staying and self.siblings:  # the next one reads on from where the first stopped
+            first = self.sequences[0]
+            heir = self.siblings.pop(0)
+            heir.num_cached, heir.num_reused = first.num_cached, first.num_reused
+            self.sequences = [heir]
+            return
+        self.sequences = [self.sequences[i] for i in staying]
+        self.cache.keep(staying)
+
+    def absorb(self, other: Batch) -> None:
+        """Take over another batch whose prompts have been read."""
+        assert not self.needs_reading and not other.needs_reading, "joined between steps"
+        self.sequences += other.sequences
+        other.sequences = []
+        self.cache.absorb(other.cache)
+
+
+def _select(
+    sequence: TokenSequence,
+    part: Part,
+    scores: RowScores | LookaheadError,
+    *,
+    epsilon: float | None = None,
+) -> Selected | LookaheadError:
+    """Apply the sequence's selection rule to the scores of its rows."""
+    if isinstance(scores, LookaheadError):
+        return scores
+    try:
+        if sequence.params.select is Select.EXACT:
+            least = sequence.epsilon if epsilon is None else epsilon
+            return select_exact(sequence.drafts, part, scores, epsilon=least)
+        _count_agreement(sequence, part, scores)
+        assert sequence.params.tau is not None, "checked by SamplingParams"
+        return select_threshold(part, scores, tau=sequence.params.tau)
+    except LookaheadError as error:
+        return error
+
+
+def _is_last(outcome: Outcome) -> bool:
+    return isinstance(outcome, LookaheadError) or outcome.finish_reason is not None
+
+
+def _is_undecided(choice: Selected | LookaheadError, outcome: Outcome) -> bool:
+    """Whether the sequence goes on and its next token is open."""
+    return (
+        isinstance(choice, Selected)
+        and not choice.is_decided
+        and isinstance(outcome, StepResult)
+        and outcome.finish_reason is None
+    )
+
+
+def _committed_rows(
+    part: Part, choice: Selected | LookaheadError, outcome: Outcome
+) -> tuple[int, ...]:
+    """Block rows of every token but the last: known ones, then accepted drafts that were emitted."""
+    if isinstance(choice, LookaheadError) or isinstance(outcome, LookaheadError):
+        return ()
+    rows = (*range(part.rows.num_known), *(part.rows.row(node) for node in choice.path))
+    return rows[: part.rows.num_known + len(outcome.token_ids) - 1]
+
+
+def _count_agreement(sequence: TokenSequence, part: Part, scores: RowScores) -> None:
+    """Compare the proposals that this pass reads with the model's own choice before each."""
+    first = part.rows.row(0) - sequence.num_unverified
+    reread = part.token_ids[first + 1 :]
+    sequence.counts.reread += len(reread)
+    sequence.counts.agreed += sum(
+        scores.choose(row, ()).token_id == token for row, token in enumerate(reread, first)
+    )
+
+
+def _find_non_finite(
+    sequence: TokenSequence, part: Part, best: BestScores
+) -> NonFiniteScoreError | None:
+    scored = [*best.logits[: part.num_scored], *best.logsumexp[: part.num_scored]]
+    if all(map(math.isfinite, scored)):
+        return None
+    bad = next(i for i, score in enumerate(scored) if not math.isfinite(score))
+    row = part.scored_from + bad % part.num_scored
+    position = sequence.num_cached + int(part.rows.offsets[row])
+    return NonFiniteScoreError(
+        f"the model gave a score of {scored[bad]} in request {sequence.request} at position "
+        f"{position}; scores must be finite: check the checkpoint, or build at higher precision"
+    )

@@ -1,0 +1,243 @@
+"""One sequence while it is decoded: its tokens, what of them is cached, its drafts and its end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from la_runtime.backends.base import CacheState
+from la_runtime.block import Part
+from la_runtime.choosing import Choice, Chooser
+from la_runtime.layout import NO_DRAFTS, Group, GroupMask, Layout, make_rows
+from la_runtime.sampling import SamplingParams, Select
+from la_runtime.selection import Selected
+from la_runtime.stats import GenerationStats, StepCounts
+from la_runtime.stopping import FinishReason, cut_at_end
+
+__all__ = ["StepResult", "TokenListener", "TokenSequence"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one step added to one sequence.
+
+    Args:
+        token_ids: the emitted tokens; none when the sequence was cancelled.
+        accepted: how many of them were proposals; the others are the model's own choice.
+        margins: per emitted token, the margin of its `Choice`.
+        finish_reason: set if the sequence ended with the last token.
+    """
+
+    token_ids: tuple[int, ...]
+    accepted: int
+    margins: tuple[float, ...]
+    finish_reason: FinishReason | None
+
+    def followed_by(self, other: StepResult) -> StepResult:
+        """Both results as one."""
+        return StepResult(
+            token_ids=self.token_ids + other.token_ids,
+            accepted=self.accepted + other.accepted,
+            margins=self.margins + other.margins,
+            finish_reason=other.finish_reason,
+        )
+
+
+class TokenListener(Protocol):
+    """Hears every emitted token of a sequence, and may end it."""
+
+    def push(self, token_id: int) -> bool:
+        """A token; True ends the sequence with it."""
+        ...
+
+
+class TokenSequence:
+    """One sequence.
+
+    Args:
+        prompt: its token ids.
+        params: its parameters.
+        request: what messages call it.
+        k: its lookahead length.
+        context: number of positions the model has.
+        eos_token_ids: tokens that end it, unless its parameters ignore them.
+        epsilon: margin below which a `strict` request has a choice made again.
+        listener: hears its tokens.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        request: int,
+        k: int,
+        context: int,
+        eos_token_ids: frozenset[int],
+        epsilon: float,
+        listener: TokenListener | None,
+    ) -> None:
+        self.request = request
+        self.params = params
+        self.k = k
+        self.epsilon = epsilon if params.strict else 0.0
+        self.eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
+        self.stop_token_ids = frozenset(params.stop_token_ids)
+        self.listener = listener
+        self.chooser: Chooser | None = None
+        self.choices: list[Choice] = []
+        self.token_ids = [int(token) for token in prompt]
+        self.prompt_len = len(self.token_ids)
+        self.num_cached = 0
+        self.num_reused = 0
+        self.num_unverified = 0
+        self.drafts = NO_DRAFTS
+        self.counts = StepCounts(k=k)
+        self.finish_reason: FinishReason | None = None
+        self.keeps_cache = False
+        self.kept_cache: CacheState | None = None
+        self._context = context
+        self._asked_at = time.perf_counter()
+        self._began_at: float | None = None
+        self._first_token_at: float | None = None
+        self._last_token_at: float | None = None
+
+    @property
+    def num_known(self) -> int:
+        """Known tokens that are not cached yet."""
+        return len(self.token_ids) - self.num_cached
+
+    @property
+    def most_places(self) -> int:
+        """Cache places it can come to hold."""
+        return min(self.prompt_len + self.params.max_new_tokens, self._context)
+
+    @property
+    def new_token_ids(self) -> tuple[int, ...]:
+        """Tokens emitted so far."""
+        return tuple(self.token_ids[self.prompt_len :])
+
+    def resume(self, num_cached: int) -> None:
+        """The cache it starts with holds this many of its first tokens."""
+        assert 0 <= num_cached < self.prompt_len, "the root is never cached"
+        self.num_cached = self.num_reused = num_cached
+
+    def plan(self, group_mask: GroupMask) -> Part:
+        """The rows of its next pass: known tokens, drafts, groups."""
+        known = tuple(self.token_ids[self.num_cached :])
+        rows = make_rows(len(known), self.drafts.parents, self._groups(), group_mask=group_mask)
+        return Part(
+            rows=rows,
+            token_ids=known + self.drafts.token_ids,
+            scored_from=len(known) - 1 - self.num_unverified,
+        )
+
+    def plan_reading(self, num_tokens: int) -> Part:
+        """The next rows of its prompt, without scores."""
+        start = self.num_cached
+        return Part(
+            rows=make_rows(num_tokens, (), ()),
+            token_ids=tuple(self.token_ids[start : start + num_tokens]),
+            scored_from=num_tokens,
+        )
+
+    def plan_root(self) -> Part:
+        """Its root alone."""
+        assert self.num_known == 1, "everything before the root is cached"
+        return Part(
+            rows=make_rows(1, (), ()), token_ids=(self.token_ids[-1],), scored_from=0
+        )
+
+    def _groups(self) -> tuple[Group, ...]:
+        """Where the next pass carries slots."""
+        if self.params.select is Select.THRESHOLD:
+            return Layout.ROOT_ONLY.groups(0, self.k)
+        layout = self.params.layout or Layout.ROOT_ONLY
+        return layout.groups(len(self.drafts.token_ids), self.k)
+
+    def begin_pass(self, part: Part, block_len: int) -> None:
+        """Count a pass it takes part in."""
+        if self._began_at is None:
+            self._began_at = time.perf_counter()
+        self.counts.passes += 1
+        if self._first_token_at is None:
+            self.counts.prefill_passes += 1
+        self.counts.count_block(num_rows=part.rows.num_rows, block_len=block_len)
+
+    def emit(self, selected: Selected) -> StepResult:
+        """Append the selected tokens up to the end of the sequence, and count them."""
+        until_length, until_context = self._room()
+        token_ids, self.finish_reason = cut_at_end(
+            selected.token_ids,
+            ends_with=self._ends_with,
+            room=min(until_length, until_context),
+            at_room=(
+                FinishReason.LENGTH if until_length <= until_context else FinishReason.CONTEXT
+            ),
+        )
+        if self.params.logprobs is not None:
+            self.choices += selected.choices[: len(token_ids)]
+        self.token_ids.extend(token_ids)
+        counts = self.counts
+        if token_ids:
+            self._last_token_at = time.perf_counter()
+            if self._first_token_at is None:
+                self._first_token_at = self._last_token_at
+                counts.prefill_tokens = len(token_ids)
+        num_accepted = sum(selected.is_proposal[: len(token_ids)])
+        counts.count(num_drafted=selected.num_proposed, num_accepted=num_accepted)
+        return StepResult(
+            token_ids=token_ids,
+            accepted=num_accepted,
+            margins=tuple(choice.margin for choice in selected.choices[: len(token_ids)]),
+            finish_reason=self.finish_reason,
+        )
+
+    def draft(self, selected: Selected) -> None:
+        """Hand the proposals to the next pass, as deep as the sequence can still grow."""
+        if self.params.select is Select.THRESHOLD:
+            self.num_unverified = self.num_known - 1
+        self.drafts = selected.next_drafts.cut(max(min(self._room()) - 1, 0))
+
+    def _ends_with(self, token_id: int) -> FinishReason | None:
+        """The reason if this emitted token ends the sequence."""
+        is_text_ended = self.listener is not None and self.listener.push(token_id)
+        if token_id in self.eos_token_ids:
+            return FinishReason.EOS
+        if is_text_ended or token_id in self.stop_token_ids:
+            return FinishReason.STOP
+        return None
+
+    def _room(self) -> tuple[int, int]:
+        """How many more tokens the request asks for, and how many the context holds."""
+        num_tokens = len(self.token_ids)
+        until_length = self.params.max_new_tokens - (num_tokens - self.prompt_len)
+        return until_length, self._context - num_tokens
+
+    def stats(self) -> GenerationStats:
+        """Counts and times so far."""
+        counts = self.counts
+        began = self._began_at or time.perf_counter()
+        first = self._first_token_at or time.perf_counter()
+        last = self._last_token_at or first
+        return GenerationStats(
+            k=self.k,
+            prompt_tokens=self.prompt_len,
+            cached_tokens=self.num_reused,
+            new_tokens=len(self.token_ids) - self.prompt_len,
+            passes=counts.passes,
+            prefill_passes=counts.prefill_passes,
+            prefill_tokens=counts.prefill_tokens,
+            drafted=tuple(counts.drafted),
+            accepted=tuple(counts.accepted),
+            reread=counts.reread,
+            agreed=counts.agreed,
+            rechecked=counts.rechecked,
+            rows=counts.rows,
+            padding_rows=counts.padding_rows,
+            queued_s=began - self._asked_at,
+            ttft_s=first - self._asked_at,
+            decode_s=last - first,
+        )
