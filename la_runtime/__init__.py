@@ -5,21 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from la_runtime.generation import (
-        Chunk,
-        DecodeState,
-        Engine,
-        GenerationResult,
-        GenerationStream,
-        TokenLogprobs,
-    )
+    from la_runtime.conversation import Conversation
+    from la_runtime.generation import DecodeState, Engine
+    from la_runtime.replies import AsyncGenerationStream, GenerationStream
+    from la_runtime.results import Chunk, GenerationResult, TokenLogprobs
     from la_runtime.sampling import SamplingParams
     from la_runtime.sequence import StepResult
-    from la_runtime.stats import GenerationStats
+    from la_runtime.stats import GenerationStats, StepEvent
     from la_runtime.stopping import FinishReason
 
 __all__ = [
+    "AsyncGenerationStream",
     "Chunk",
+    "Conversation",
     "DecodeState",
     "Engine",
     "FinishReason",
@@ -27,21 +25,25 @@ __all__ = [
     "GenerationStats",
     "GenerationStream",
     "SamplingParams",
+    "StepEvent",
     "StepResult",
     "TokenLogprobs",
 ]
 
 _HOMES = {
-    "Chunk": "la_runtime.generation",
+    "AsyncGenerationStream": "la_runtime.replies",
+    "Chunk": "la_runtime.results",
+    "Conversation": "la_runtime.conversation",
     "DecodeState": "la_runtime.generation",
     "Engine": "la_runtime.generation",
     "FinishReason": "la_runtime.stopping",
-    "GenerationResult": "la_runtime.generation",
+    "GenerationResult": "la_runtime.results",
     "GenerationStats": "la_runtime.stats",
-    "GenerationStream": "la_runtime.generation",
+    "GenerationStream": "la_runtime.replies",
     "SamplingParams": "la_runtime.sampling",
+    "StepEvent": "la_runtime.stats",
     "StepResult": "la_runtime.sequence",
-    "TokenLogprobs": "la_runtime.generation",
+    "TokenLogprobs": "la_runtime.results",
 }
 
 

@@ -32,7 +32,14 @@ from la_runtime.selection import (
 )
 from la_runtime.sequence import StepResult, TokenSequence
 
-__all__ = ["DEFAULT_PREFILL_CHUNK", "DEFAULT_PREFILL_SCORES", "Batch", "BlockPolicy", "Outcome", "PassReport"]
+__all__ = [
+    "DEFAULT_PREFILL_CHUNK",
+    "DEFAULT_PREFILL_SCORES",
+    "Batch",
+    "BlockPolicy",
+    "Outcome",
+    "PassReport",
+]
 
 DEFAULT_PREFILL_CHUNK: Final = 512
 DEFAULT_PREFILL_SCORES: Final = 2**20
@@ -83,7 +90,7 @@ class BlockPolicy:
         return cls(widths=(width,), prefill_chunk=width - k_max, cache_sizing=CacheSizing.EXACT)
 
     def chunk_len(self, *, batch: int, num_cached: int) -> int:
-        """Most prompt tokens of the next pass: `prefill_chunk`, halved while the scores are too many.
+        """Most prompt tokens of the next pass: `prefill_chunk`, halved while scores are too many.
 
         Args:
             batch: sequences in the pass.
@@ -355,7 +362,7 @@ class Batch:
 
     def absorb(self, other: Batch) -> None:
         """Take over another batch whose prompts have been read."""
-        assert not self.needs_reading and not other.needs_reading, "joined between steps"
+        assert not any(batch.needs_reading for batch in (self, other)), "joined between steps"
         self.sequences += other.sequences
         other.sequences = []
         self.cache.absorb(other.cache)
@@ -399,7 +406,7 @@ def _is_undecided(choice: Selected | LookaheadError, outcome: Outcome) -> bool:
 def _committed_rows(
     part: Part, choice: Selected | LookaheadError, outcome: Outcome
 ) -> tuple[int, ...]:
-    """Block rows of every token but the last: known ones, then accepted drafts that were emitted."""
+    """Block rows of all tokens but the last: known ones, then accepted drafts if emitted."""
     if isinstance(choice, LookaheadError) or isinstance(outcome, LookaheadError):
         return ()
     rows = (*range(part.rows.num_known), *(part.rows.row(node) for node in choice.path))

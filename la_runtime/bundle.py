@@ -31,7 +31,7 @@ from pydantic import (
 )
 
 from la_runtime.contract import CONTRACT_MAJOR, Contract
-from la_runtime.digests import DigestCheck, FileEntry, hash_file, recall_digest
+from la_runtime.digests import DigestCheck, FileEntry, Sha256, hash_file, recall_digest
 from la_runtime.errors import (
     BundleError,
     BundleVersionError,
@@ -46,9 +46,11 @@ __all__ = [
     "GRAPH_PATH",
     "LOOKAHEAD_PATH",
     "MANIFEST_NAME",
+    "REPORTS_FOLDER",
     "SCHEMA_MAJOR",
     "SCHEMA_VERSION",
     "Bundle",
+    "Certificate",
     "CheckResult",
     "GraphVariant",
     "LookaheadFacts",
@@ -57,6 +59,8 @@ __all__ = [
     "RopeFacts",
     "check_destination",
     "open_bundle",
+    "read_manifest",
+    "replace_manifest",
     "seal_bundle",
     "write_bundle",
 ]
@@ -66,7 +70,8 @@ SCHEMA_VERSION: Final = "1.0"
 MANIFEST_NAME: Final = "manifest.json"
 GRAPH_PATH: Final = "onnx/model.onnx"
 LOOKAHEAD_PATH: Final = "lookahead.safetensors"
-_REPORTS: Final = "reports/"
+REPORTS_FOLDER: Final = "reports"
+_REPORTS: Final = f"{REPORTS_FOLDER}/"
 _PLANS: Final = "trt/"
 _WORK_SUFFIX: Final = ".partial"
 _MOST_VERSION_DIGITS: Final = 9
@@ -150,6 +155,42 @@ class CheckResult(_Record):
     detail: str = ""
 
 
+class Certificate(_Record):
+    """What a full verification of this bundle found: nothing that failed.
+
+    `certificate` writes it and compares it with a machine.
+
+    Args:
+        utc: when the verification ended.
+        reference: what the bundle was compared with: ``torch``, the checkpoint in PyTorch, or
+            ``self``, the bundle's own plain decoding.
+        backend: what ran the graph.
+        backend_version: of its library.
+        processor: what it ran on.
+        threads: of one pass; 0 if the library chose.
+        epsilon: margin below which two tokens are a near-tie there.
+        lookahead_lengths: the lengths k that were compared with plain decoding.
+        digests: SHA-256 by path of what was verified: graphs, weights, lookahead vectors,
+            tokenizer.
+        facts_sha256: SHA-256 of the manifest's facts, see `certificate.hash_facts`.
+        rungs: ``passed`` or ``skipped`` by the name of the rung.
+        report: path of the report within the bundle.
+    """
+
+    utc: str
+    reference: str
+    backend: str
+    backend_version: str
+    processor: str
+    threads: int = Field(ge=0)
+    epsilon: float = Field(ge=0, allow_inf_nan=False)
+    lookahead_lengths: tuple[int, ...]
+    digests: dict[RelativePath, Sha256]
+    facts_sha256: Sha256
+    rungs: dict[str, str]
+    report: RelativePath
+
+
 class Manifest(_Record):
     """The bundle's manifest; unknown keys are refused."""
 
@@ -166,6 +207,7 @@ class Manifest(_Record):
     created_utc: str
     checks: tuple[CheckResult, ...]
     files: dict[RelativePath, FileEntry]
+    certificates: tuple[Certificate, ...] = ()
 
     @field_validator("lookahead_lengths")
     @classmethod
@@ -235,7 +277,7 @@ def open_bundle(path: str | os.PathLike[str], *, digests: DigestCheck = DigestCh
             f"no bundle at {root}: it is not a folder; make one with 'la-export build'"
         )
     try:
-        manifest = _parse_manifest(root)
+        manifest = read_manifest(root)
         _check_no_strays(root, manifest)
         for relative, entry in manifest.files.items():
             _check_file(root, relative, entry, digests)
@@ -248,7 +290,14 @@ def open_bundle(path: str | os.PathLike[str], *, digests: DigestCheck = DigestCh
     return Bundle(root, manifest)
 
 
-def _parse_manifest(root: Path) -> Manifest:
+def read_manifest(root: Path) -> Manifest:
+    """A bundle's manifest as it says of itself; no file is compared with it.
+
+    Raises:
+        BundleVersionError: written by a newer major version.
+        BundleError: there is none, or it is malformed.
+        OSError: it cannot be read.
+    """
     manifest_path = root / MANIFEST_NAME
     if not manifest_path.is_file():
         raise BundleError(
@@ -512,8 +561,20 @@ def seal_bundle(work: Path, manifest: Manifest) -> Manifest:
         if path.is_file() and path != work / MANIFEST_NAME
     }
     sealed = manifest.model_copy(update={"files": files})
-    target = work / MANIFEST_NAME
-    partial = target.with_suffix(".partial")
-    partial.write_text(sealed.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    os.replace(partial, target)
+    replace_manifest(work, sealed, partial=(work / MANIFEST_NAME).with_suffix(".partial"))
     return sealed
+
+
+def replace_manifest(root: Path, manifest: Manifest, *, partial: Path) -> None:
+    """Put a manifest into a bundle in one step.
+
+    Args:
+        root: the bundle's folder.
+        manifest: the new one.
+        partial: where it is written first, on the same disk.
+
+    Raises:
+        OSError: the disk is full or not writable.
+    """
+    partial.write_text(manifest.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    os.replace(partial, root / MANIFEST_NAME)

@@ -1,7 +1,12 @@
 """The contract between a compiled graph and whatever drives it: tensor names, axes, dtypes.
 
 This is the one place that spells a tensor name. Export builds the graph's inputs and outputs
-from it, checks compare a file with it, and backends bind by the roles it gives out.
+from it, checks compare a file with it, backends bind by the roles it gives out, and the page of
+the documentation is written from it.
+
+Versions read major.minor. An optional tensor more is a new minor version, and whoever knows an
+older one of the same major version can still drive the graph. Whatever changes a meaning is a new
+major version: a bundle of another major version is refused.
 """
 
 from __future__ import annotations
@@ -30,7 +35,14 @@ CONTRACT_VERSION: Final = "1.0"
 
 
 class Axis(StrEnum):
-    """Dynamic axes. Their names are the names of the graph's symbolic dimensions."""
+    """Dynamic axes. Their names are the names of the graph's symbolic dimensions.
+
+    ``batch``: sequences that share the pass.
+    ``block``: rows of the pass, those that pad shorter sequences included.
+    ``past``: cache places; any length, those a sequence does not use are masked and zero.
+    ``keys``: what a row may attend to: the past, then the block.
+    ``rows``: rows of the block whose scores are wanted.
+    """
 
     BATCH = "batch"
     BLOCK = "block"
@@ -56,7 +68,10 @@ class CacheForm(StrEnum):
 
 
 class KvOrder(StrEnum):
-    """Axis order of keys and values: ``head-major`` is [batch, kv_heads, places, head_dim]."""
+    """Axis order of keys and values.
+
+    ``head-major``: [batch, num_kv_heads, places, head_dim].
+    """
 
     HEAD_MAJOR = "head-major"
 
@@ -88,11 +103,13 @@ class TensorSpec:
         name: the tensor's name in the graph.
         axes: one entry per dimension: an `Axis` when dynamic, an int when fixed.
         dtype: element type.
+        meaning: what it holds, in a line.
     """
 
     name: str
     axes: tuple[Axis | int, ...]
     dtype: Dtype
+    meaning: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +117,9 @@ class Contract:
     """The contract of one graph.
 
     Args:
+        version: of the contract this graph was built to.
+        cache_form: how K/V of a block reach the cache.
+        kv_order: axis order of keys and values.
         num_layers: decoder layers, each with one key and one value cache.
         num_kv_heads: key/value heads per layer.
         head_dim: width of a head.
@@ -167,20 +187,45 @@ class Contract:
         row = (Axis.BATCH, Axis.BLOCK)
         cache = (Axis.BATCH, self.num_kv_heads, Axis.PAST, self.head_dim)
         return (
-            TensorSpec(name=Name.INPUT_IDS, axes=row, dtype=Dtype.INT64),
-            TensorSpec(name=Name.POSITION_IDS, axes=row, dtype=Dtype.INT64),
+            TensorSpec(
+                name=Name.INPUT_IDS,
+                axes=row,
+                dtype=Dtype.INT64,
+                meaning="the row's token; vocab_size + i is lookahead token i, from 0",
+            ),
+            TensorSpec(
+                name=Name.POSITION_IDS,
+                axes=row,
+                dtype=Dtype.INT64,
+                meaning="the row's position in its sequence, from 0; several rows may share one",
+            ),
             TensorSpec(
                 name=Name.ATTENTION_MASK,
                 axes=(Axis.BATCH, 1, Axis.BLOCK, Axis.KEYS),
                 dtype=self.compute_dtype,
+                meaning="added to the scores: 0 where a row sees a key, the masked value elsewhere",
             ),
             TensorSpec(
                 name=Name.LOOKAHEAD_EMBEDDINGS,
                 axes=(self.k_max, self.hidden_size),
                 dtype=self.compute_dtype,
+                meaning="the lookahead tokens' vectors, bound once when the bundle is opened",
             ),
-            TensorSpec(name=Name.LOGITS_ROWS, axes=(Axis.BATCH, Axis.ROWS), dtype=Dtype.INT64),
-            *(TensorSpec(name=name, axes=cache, dtype=self.kv_dtype) for name in self.past_names),
+            TensorSpec(
+                name=Name.LOGITS_ROWS,
+                axes=(Axis.BATCH, Axis.ROWS),
+                dtype=Dtype.INT64,
+                meaning="indices of the block's rows whose scores are wanted",
+            ),
+            *(
+                TensorSpec(
+                    name=name,
+                    axes=cache,
+                    dtype=self.kv_dtype,
+                    meaning="the layer's cache; unused places are zero and masked",
+                )
+                for name in self.past_names
+            ),
         )
 
     @property
@@ -189,9 +234,38 @@ class Contract:
         rows = (Axis.BATCH, Axis.ROWS)
         block = (Axis.BATCH, self.num_kv_heads, Axis.BLOCK, self.head_dim)
         return (
-            TensorSpec(name=Name.LOGITS, axes=(*rows, self.vocab_size), dtype=Dtype.FLOAT32),
-            TensorSpec(name=Name.TOP_IDS, axes=(*rows, self.top_c), dtype=Dtype.INT64),
-            TensorSpec(name=Name.TOP_LOGITS, axes=(*rows, self.top_c), dtype=Dtype.FLOAT32),
-            TensorSpec(name=Name.LOGSUMEXP, axes=rows, dtype=Dtype.FLOAT32),
-            *(TensorSpec(name=name, axes=block, dtype=self.kv_dtype) for name in self.block_names),
+            TensorSpec(
+                name=Name.LOGITS,
+                axes=(*rows, self.vocab_size),
+                dtype=Dtype.FLOAT32,
+                meaning="the model's scores; lookahead tokens have none",
+            ),
+            TensorSpec(
+                name=Name.TOP_IDS,
+                axes=(*rows, self.top_c),
+                dtype=Dtype.INT64,
+                meaning="the best tokens, best first; ties go to the lowest id",
+            ),
+            TensorSpec(
+                name=Name.TOP_LOGITS,
+                axes=(*rows, self.top_c),
+                dtype=Dtype.FLOAT32,
+                meaning="their scores",
+            ),
+            TensorSpec(
+                name=Name.LOGSUMEXP,
+                axes=rows,
+                dtype=Dtype.FLOAT32,
+                meaning="log of the sum of exp(logits): a token's log-probability is its logit "
+                "minus this",
+            ),
+            *(
+                TensorSpec(
+                    name=name,
+                    axes=block,
+                    dtype=self.kv_dtype,
+                    meaning="the block's own K/V; what is not copied into the cache is discarded",
+                )
+                for name in self.block_names
+            ),
         )

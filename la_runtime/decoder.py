@@ -7,6 +7,7 @@ from numbers import Integral
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from la_runtime.backends.base import Backend, CacheState
 from la_runtime.batch import Batch, BlockPolicy, PassReport
@@ -111,8 +112,13 @@ class Decoder:
         *,
         listeners: Sequence[TokenListener] = (),
         first_request: int = 0,
+        scratch: NDArray[np.float32] | None = None,
     ) -> list[TokenSequence]:
-        """Check prompts and parameters; see `start`."""
+        """Check prompts and parameters; see `start`.
+
+        `scratch`, [vocab_size], serves to choose tokens: sequences that share it must be decoded
+        by one thread. By default these sequences share a new one.
+        """
         if not prompts:
             raise UsageError("there is no prompt to decode")
         hearing: Sequence[TokenListener | None] = listeners or [None] * len(prompts)
@@ -134,15 +140,19 @@ class Decoder:
                     listener=listener,
                 )
             )
-        self._add_choosers(sequences)
+        wishing = [s for s in sequences if not s.params.is_plain_greedy]
+        if wishing:
+            self._add_choosers(wishing, self.make_scratch() if scratch is None else scratch)
         return sequences
 
-    def _add_choosers(self, sequences: Sequence[TokenSequence]) -> None:
-        """Choosers for the requests that need more than the best score; they share a buffer."""
-        wishing = [s for s in sequences if not s.params.is_plain_greedy]
-        vocab_size = self.backend.contract.vocab_size if wishing else 0
-        scratch = np.empty(vocab_size, dtype=np.float32)
-        for sequence in wishing:
+    def make_scratch(self) -> NDArray[np.float32]:
+        """A buffer to choose tokens in, [vocab_size]."""
+        return np.empty(self.backend.contract.vocab_size, dtype=np.float32)
+
+    @staticmethod
+    def _add_choosers(sequences: Sequence[TokenSequence], scratch: NDArray[np.float32]) -> None:
+        """Choosers for requests that need more than the best score."""
+        for sequence in sequences:
             sequence.chooser = Chooser(
                 sequence.params,
                 request=sequence.request,

@@ -13,7 +13,14 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
-__all__ = ["DigestCheck", "FileEntry", "digest_cache_path", "hash_file", "recall_digest"]
+__all__ = [
+    "DigestCheck",
+    "FileEntry",
+    "Sha256",
+    "digest_cache_path",
+    "hash_file",
+    "recall_digest",
+]
 
 logger = logging.getLogger(__name__)
 

@@ -1,182 +1,57 @@
 """Text in, text out: the engine over a bundle.
 
-Turns prompts into token ids, drives a decoding, and turns tokens back into text as they come.
-It does not know how tokens are chosen.
+Turns prompts into token ids, lets its scheduler decode them, and turns tokens back into text as
+they come. It does not know how tokens are chosen.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+import queue
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, Final, TypeAlias, TypedDict, Unpack, cast, overload
-
-import numpy as np
+from typing import Any, Final, Unpack, cast, overload
 
 from la_runtime.backends import check_backend, open_backend
 from la_runtime.backends.base import Backend
+from la_runtime.batch import BlockPolicy
 from la_runtime.bundle import Bundle, open_bundle
+from la_runtime.certificate import check_certificate, processor_name, read_backend_version
 from la_runtime.chat import ChatTemplate
-from la_runtime.choosing import Choice
-from la_runtime.decoder import BlockPolicy, Decoder, Decoding, StepResult
+from la_runtime.conversation import Conversation, KeptCache
+from la_runtime.decoder import DEFAULT_EPSILON, Decoder, Decoding
 from la_runtime.digests import DigestCheck
 from la_runtime.errors import UsageError
-from la_runtime.layout import Layout
-from la_runtime.sampling import LogitsProcessor, SamplingParams, Select
+from la_runtime.prompts import Message, Prompt, as_lists, is_messages, is_single
+from la_runtime.replies import (
+    AsyncGenerationStream,
+    Delivery,
+    GenerationStream,
+    Reply,
+    deliver_nowhere,
+    do_nothing,
+)
+from la_runtime.requests import RequestOptions
+from la_runtime.results import GenerationResult
+from la_runtime.sampling import SamplingParams
+from la_runtime.scheduler import DEFAULT_MAX_QUEUE, Job, Observer, Scheduler
+from la_runtime.sequence import StepResult, TokenSequence
 from la_runtime.stats import GenerationStats
-from la_runtime.stopping import FinishReason
 from la_runtime.text import GeneratedText
 from la_runtime.tokenizer import Tokenizer
 
-__all__ = [
-    "DEFAULT_MAX_BATCH",
-    "Chunk",
-    "DecodeState",
-    "Engine",
-    "GenerationResult",
-    "GenerationStream",
-    "Message",
-    "Prompt",
-    "RequestOptions",
-    "TokenLogprobs",
-]
+__all__ = ["DEFAULT_MAX_BATCH", "DecodeState", "Engine"]
 
 DEFAULT_MAX_BATCH: Final = 8
 _MOST_THREADS: Final = 1024
+_WARM_UP_PROMPT: Final = 16
+_WARM_UP_TOKENS: Final = 3
 
-Message: TypeAlias = Mapping[str, Any]
-Prompt: TypeAlias = "str | Sequence[int] | Sequence[Message]"
-
-
-class RequestOptions(TypedDict, total=False):
-    """Keywords of one request; see `SamplingParams` for their meaning."""
-
-    max_new_tokens: int
-    min_new_tokens: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: Mapping[int, float]
-    seed: int
-    stop: str | tuple[str, ...]
-    stop_token_ids: tuple[int, ...]
-    logprobs: int | None
-    logits_processors: tuple[LogitsProcessor, ...]
-    k: int | None
-    select: Select | str
-    tau: float | None
-    layout: Layout | str | None
-    ignore_eos: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLogprobs:
-    """Log-probabilities at one emitted token, under the model's own scores.
-
-    Args:
-        token_id: the emitted token.
-        logprob: its log-probability.
-        top: the best tokens with theirs, best first.
-    """
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationResult:
-    """One finished generation.
-
-    `token_ids` include the token that ended it; `text` holds neither an end token nor a stop
-    string. `logprobs` has an entry per token if the request asked for them, else none.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    stats: GenerationStats
-    logprobs: tuple[TokenLogprobs, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chunk:
-    """One pass of a stream: text that became certain, and its tokens.
-
-    `accepted` counts the tokens that were proposals.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    accepted: int
-    finish_reason: FinishReason | None
-
-
-class GenerationStream:
-    """Chunks of one generation, one per pass, as an iterator.
-
-    A context manager: leaving it, or `close`, stops the generation and releases its cache.
-    """
-
-    def __init__(self, decoding: Decoding, text: GeneratedText) -> None:
-        self._decoding = decoding
-        self._text = text
-        self._pieces: list[str] = []
-        self._has_prefilled = False
-        self.finish_reason: FinishReason | None = None
-
-    def __enter__(self) -> GenerationStream:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def __iter__(self) -> Iterator[Chunk]:
-        return self
-
-    def __next__(self) -> Chunk:
-        if self._decoding.is_done or self._decoding.is_closed:
-            raise StopIteration
-        run_pass = self._decoding.step if self._has_prefilled else self._decoding.prefill
-        ((_, result),) = run_pass()
-        self._has_prefilled = True
-        self.finish_reason = result.finish_reason
-        if result.finish_reason is not None:
-            self._text.finish()
-        text = self._text.take()
-        self._pieces.append(text)
-        return Chunk(
-            text=text,
-            token_ids=result.token_ids,
-            accepted=result.accepted,
-            finish_reason=result.finish_reason,
-        )
-
-    @property
-    def result(self) -> GenerationResult:
-        """The whole generation.
-
-        Raises:
-            UsageError: it has not finished.
-        """
-        if self.finish_reason is None:
-            raise UsageError("the stream has not finished; read it to its end first")
-        return GenerationResult(
-            text="".join(self._pieces),
-            token_ids=self._decoding.token_ids(0),
-            finish_reason=self.finish_reason,
-            stats=self._decoding.stats(0),
-            logprobs=_token_logprobs(self._decoding.choices(0)),
-        )
-
-    def close(self) -> None:
-        """Stop, and release the cache."""
-        self._decoding.close()
+logger = logging.getLogger(__name__)
 
 
 class DecodeState:
@@ -226,7 +101,11 @@ class DecodeState:
 class Engine:
     """A bundle opened on a backend. Open it with `Engine.open`; it is a context manager.
 
-    One engine serves one thread at a time.
+    Any number of threads may use one engine. Their requests wait in one queue, first come first
+    served, and are decoded together by a thread of the engine's, at most `max_batch` sequences at
+    a time; a sequence joins and leaves between two passes. What a request gives does not depend
+    on the others, but for near-ties: a pass of another width sums in another order. An engine
+    opened with `fixed_width` decodes one sequence at a time, and nothing changes its result.
     """
 
     def __init__(
@@ -236,21 +115,34 @@ class Engine:
         *,
         k: int,
         max_batch: int = DEFAULT_MAX_BATCH,
+        max_queue: int = DEFAULT_MAX_QUEUE,
         policy: BlockPolicy | None = None,
+        observer: Observer | None = None,
+        epsilon: float = DEFAULT_EPSILON,
     ) -> None:
         model = bundle.manifest.model
         self.bundle = bundle
         self.backend = backend
         self.k = k
         self.tokenizer = Tokenizer.load(bundle.root)
-        self._max_batch = max_batch
-        self._policy = policy
         self._decoder = Decoder(
             backend,
             context=model.context,
             eos_token_ids=model.eos_token_ids,
             group_mask=bundle.manifest.lookahead.group_mask,
+            epsilon=epsilon,
         )
+        self._policy = policy or self._decoder.default_policy
+        self._scratch = self._decoder.make_scratch()
+        self._scheduler = Scheduler(
+            self._decoder,
+            self._policy,
+            max_batch=max_batch,
+            max_queue=max_queue,
+            observer=observer,
+        )
+        # An engine that is never closed ends its thread all the same, at the latest on exit.
+        self._finalizer = weakref.finalize(self, self._scheduler.close)
 
     @classmethod
     def open(
@@ -260,9 +152,12 @@ class Engine:
         backend: str = "ort-cpu",
         k: int | None = None,
         threads: int = 0,
-        max_batch: int = DEFAULT_MAX_BATCH,
+        max_batch: int | None = None,
+        max_queue: int = DEFAULT_MAX_QUEUE,
         fixed_width: int | None = None,
         digests: DigestCheck | str = DigestCheck.FULL,
+        require_certificate: bool = False,
+        observer: Observer | None = None,
     ) -> Engine:
         """Open a bundle.
 
@@ -271,19 +166,33 @@ class Engine:
             backend: what runs the graph.
             k: lookahead length of requests that name none; None takes the largest built.
             threads: threads for one pass; 0 lets the backend choose.
-            max_batch: most sequences decoded together; further prompts wait.
-            fixed_width: pad every pass to this width; see `BlockPolicy.fixed_width`.
+            max_batch: most sequences decoded together, 8 by default; further prompts wait.
+            max_queue: most calls that may wait for their turn.
+            fixed_width: pad every pass to this width, see `BlockPolicy.fixed_width`; one sequence
+                is decoded at a time.
             digests: how file digests are checked.
+            require_certificate: refuse a bundle that `la-export verify` has not certified for this
+                backend. Another library version, processor or number of threads is logged as a
+                warning.
+            observer: called with a `StepEvent` after every pass, in the engine's thread.
 
         Raises:
             UsageError: no bundle there, or an argument out of range.
             BundleError: the bundle is damaged, incomplete or of a newer version.
+            CertificateError: a certificate is required and there is none, or it does not fit.
             HostError: the backend's library is missing.
         """
         _check_at_least("threads", threads, 0)
         if threads > _MOST_THREADS:
             raise UsageError(f"threads must be at most {_MOST_THREADS}, got {threads}")
-        _check_at_least("max_batch", max_batch, 1)
+        if max_batch is not None:
+            _check_at_least("max_batch", max_batch, 1)
+        if fixed_width is not None and max_batch not in (None, 1):
+            raise UsageError(
+                f"an engine of fixed width decodes one sequence at a time, got max_batch "
+                f"{max_batch}; leave max_batch out"
+            )
+        _check_at_least("max_queue", max_queue, 1)
         check_backend(backend)
         bundle = open_bundle(path, digests=_parse_digests(digests))
         built = max(bundle.manifest.lookahead_lengths)
@@ -291,12 +200,17 @@ class Engine:
         _check_k(chosen_k, built)
         k_max = bundle.manifest.contract.k_max
         policy = None if fixed_width is None else BlockPolicy.fixed_width(fixed_width, k_max=k_max)
+        if require_certificate:
+            _check_certificate(bundle, backend, threads)
         return cls(
             bundle,
             open_backend(backend, bundle, threads=threads),
             k=chosen_k,
-            max_batch=max_batch,
+            max_batch=max_batch or (DEFAULT_MAX_BATCH if fixed_width is None else 1),
+            max_queue=max_queue,
             policy=policy,
+            observer=observer,
+            epsilon=_find_epsilon(bundle, backend),
         )
 
     def __enter__(self) -> Engine:
@@ -306,12 +220,37 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        """Release the backend."""
+        """End what runs or waits as cancelled after the pass under way, and release the backend."""
+        self._finalizer()
         self.backend.close()
+
+    @property
+    def epsilon(self) -> float:
+        """Margin below which a `strict` request has a choice made again."""
+        return self._decoder.epsilon
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that are being decoded."""
+        return self._scheduler.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        """Calls that wait for their turn."""
+        return self._scheduler.num_waiting
 
     @cached_property
     def _chat_template(self) -> ChatTemplate:
         return ChatTemplate.load(self.bundle.root)
+
+    def warmup(self) -> None:
+        """Run a few tokens, so that the first request does not pay for what libraries do once."""
+        params = SamplingParams(max_new_tokens=_WARM_UP_TOKENS, k=self.k, ignore_eos=True)
+        prompt = [0] * min(_WARM_UP_PROMPT, self._decoder.context - 1)
+        with self._decoder.start([prompt], [params], self._policy) as decoding:
+            decoding.prefill()
+            while not decoding.is_done:
+                decoding.step()
 
     def encode(self, prompt: Prompt, *, chat: bool = False) -> tuple[int, ...]:
         """Token ids of a prompt.
@@ -333,7 +272,7 @@ class Engine:
             raise UsageError(
                 f"a prompt is text, token ids or chat messages, got {type(prompt).__name__}"
             )
-        if _is_messages(prompt):
+        if is_messages(prompt):
             text = self._chat_template.render(
                 cast("Sequence[Message]", prompt),
                 add_generation_prompt=True,
@@ -359,7 +298,7 @@ class Engine:
     def generate(
         self,
         prompt: Sequence[Prompt],
-        params: SamplingParams | None = None,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         chat: bool = False,
         **options: Unpack[RequestOptions],
@@ -368,16 +307,17 @@ class Engine:
     def generate(
         self,
         prompt: Prompt | Sequence[Prompt],
-        params: SamplingParams | None = None,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         chat: bool = False,
         **options: Unpack[RequestOptions],
     ) -> GenerationResult | list[GenerationResult]:
-        """Generate from one prompt, or from several in batches.
+        """Generate from one prompt, or from several together.
 
         Args:
             prompt: text, token ids or chat messages; or a list of those.
-            params: the request's parameters; or name them as keywords.
+            params: the request's parameters, or a list with those of every prompt; or name them
+                as keywords.
             chat: put text into the chat template.
             options: see `SamplingParams`.
 
@@ -386,19 +326,52 @@ class Engine:
 
         Raises:
             UsageError: a prompt or an option is out of range.
+            QueueFullError: too many calls wait already.
             NonFiniteScoreError: the model produced NaN or infinity.
+            LookaheadError: a logits processor failed.
         """
-        params = self._make_params(params, options)
-        prompt = _as_lists(prompt)
-        if _is_single(prompt):
+        prompt = as_lists(prompt)
+        if is_single(prompt):
+            if isinstance(params, Sequence):
+                raise UsageError("one prompt takes one SamplingParams, got a list of them")
+            wish = self._make_params(params, options)
             encoded = self.encode(cast("Prompt", prompt), chat=chat)
-            return self._generate_batch([encoded], params, first_request=0)[0]
+            return self._wait(self._submit([encoded], [wish]))[0]
         prompts = self._encode_all(cast("Sequence[Prompt]", prompt), chat=chat)
-        results: list[GenerationResult] = []
-        for start in range(0, len(prompts), self._max_batch):
-            batch = prompts[start : start + self._max_batch]
-            results += self._generate_batch(batch, params, first_request=start)
-        return results
+        if isinstance(params, Sequence):
+            if len(params) != len(prompts):
+                raise UsageError(
+                    f"there must be one SamplingParams per prompt: got {len(params)} for "
+                    f"{len(prompts)} prompts"
+                )
+            wishes = [self._make_params(one, options) for one in params]
+        else:
+            wishes = [self._make_params(params, options)] * len(prompts)
+        return self._wait(self._submit(prompts, wishes))
+
+    async def agenerate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        chat: bool = False,
+        **options: Unpack[RequestOptions],
+    ) -> GenerationResult:
+        """Generate from one prompt without blocking the event loop; see `generate`.
+
+        Cancelling the task cancels the generation within one step.
+        """
+        wish = self._make_params(params, options)
+        encoded = self.encode(as_lists(prompt), chat=chat)
+        ended = asyncio.Event()
+        call = _call_into(asyncio.get_running_loop())
+        (reply,) = self._submit([encoded], [wish], on_ended=lambda: call(ended.set))
+        try:
+            await ended.wait()
+        except BaseException:
+            self._cancel([reply])
+            raise
+        return reply.result()
 
     def _encode_all(self, prompts: Sequence[Prompt], *, chat: bool) -> list[tuple[int, ...]]:
         """Every prompt's token ids; all are checked before the first one runs."""
@@ -419,14 +392,47 @@ class Engine:
         chat: bool = False,
         **options: Unpack[RequestOptions],
     ) -> GenerationStream:
-        """Generate from one prompt, a chunk per pass.
+        """Generate from one prompt, a chunk per step.
 
         Raises:
             UsageError: the prompt or an option is out of range.
+            QueueFullError: too many calls wait already.
         """
-        encoded = self.encode(_as_lists(prompt), chat=chat)
-        decoding, (text,) = self._start([encoded], self._make_params(params, options))
-        return GenerationStream(decoding, text)
+        return self._open_stream(prompt, params, options, chat=chat)
+
+    def astream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        chat: bool = False,
+        **options: Unpack[RequestOptions],
+    ) -> AsyncGenerationStream:
+        """The same for an event loop; call it inside one.
+
+        The request waits for its turn from this call on, so that a full queue is known before the
+        first chunk. Use the stream in ``async with``, or close it, when it may be left early.
+
+        Raises:
+            UsageError: the prompt or an option is out of range.
+            QueueFullError: too many calls wait already.
+        """
+        wish = self._make_single(params, options)
+        encoded = self.encode(as_lists(prompt), chat=chat)
+        items: asyncio.Queue[Any] = asyncio.Queue()
+        call = _call_into(asyncio.get_running_loop())
+        (reply,) = self._submit(
+            [encoded], [wish], deliver=lambda item: call(items.put_nowait, item)
+        )
+        return AsyncGenerationStream(self._scheduler, reply, items)
+
+    def start(self, messages: Sequence[Message] = ()) -> Conversation:
+        """A chat whose cache stays between its turns.
+
+        Args:
+            messages: what was said before, a system message for example.
+        """
+        return Conversation(self._open_stream, messages)
 
     def prefill(
         self,
@@ -434,15 +440,15 @@ class Engine:
         params: SamplingParams | None = None,
         **options: Unpack[RequestOptions],
     ) -> DecodeState:
-        """Read a prompt and return its sequence, to be advanced pass by pass.
+        """Read a prompt and return its sequence, to be advanced pass by pass, by the caller.
 
         Raises:
             UsageError: the prompt or an option is out of range.
         """
-        wish = self._make_params(params, options)
+        wish = self._make_single(params, options)
         if isinstance(cast(object, token_ids), str):
             raise UsageError("prefill wants token ids, got text; use engine.encode first")
-        return DecodeState(self._decoder.start([_as_lists(token_ids)], [wish], self._policy))
+        return DecodeState(self._decoder.start([as_lists(token_ids)], [wish], self._policy))
 
     def _make_params(
         self, params: SamplingParams | None, options: RequestOptions
@@ -456,76 +462,119 @@ class Engine:
         _check_k(params.k, max(self.bundle.manifest.lookahead_lengths))
         return params
 
-    def _start(
+    def _make_single(
+        self, params: SamplingParams | None, options: RequestOptions
+    ) -> SamplingParams:
+        wish = self._make_params(params, options)
+        if wish.n > 1:
+            raise UsageError(f"a stream has one sample, got n = {wish.n}; use generate")
+        return wish
+
+    def _open_stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        options: RequestOptions,
+        *,
+        chat: bool,
+        cache: KeptCache | None = None,
+        on_end: Callable[[GenerationResult], None] | None = None,
+    ) -> GenerationStream:
+        wish = self._make_single(params, options)
+        encoded = self.encode(as_lists(prompt), chat=chat)
+        items: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        (reply,) = self._submit([encoded], [wish], deliver=items.put, cache=cache)
+        return GenerationStream(self._scheduler, reply, items, on_end=on_end)
+
+    def _submit(
         self,
         prompts: Sequence[Sequence[int]],
-        params: SamplingParams,
+        wishes: Sequence[SamplingParams],
         *,
-        first_request: int = 0,
-    ) -> tuple[Decoding, list[GeneratedText]]:
-        texts = [GeneratedText(self.tokenizer, params.stop_strings) for _ in prompts]
-        wishes = [params] * len(prompts)
-        decoding = self._decoder.start(
-            prompts, wishes, self._policy, listeners=texts, first_request=first_request
-        )
-        return decoding, texts
-
-    def _generate_batch(
-        self, prompts: Sequence[tuple[int, ...]], params: SamplingParams, *, first_request: int
-    ) -> list[GenerationResult]:
-        reasons: dict[int, FinishReason] = {}
-        decoding, texts = self._start(prompts, params, first_request=first_request)
-        with decoding:
-            results = decoding.prefill()
-            while True:
-                for index, result in results:
-                    if result.finish_reason is not None:
-                        reasons[index] = result.finish_reason
-                if decoding.is_done:
-                    break
-                results = decoding.step()
-        for text in texts:
-            text.finish()
-        return [
-            GenerationResult(
-                text=text.take(),
-                token_ids=decoding.token_ids(index),
-                finish_reason=reasons[index],
-                stats=decoding.stats(index),
-                logprobs=_token_logprobs(decoding.choices(index)),
-            )
-            for index, text in enumerate(texts)
+        deliver: Delivery = deliver_nowhere,
+        on_ended: Callable[[], None] = do_nothing,
+        cache: KeptCache | None = None,
+    ) -> list[Reply]:
+        """Queue these prompts as one call; a reply each."""
+        replies = [
+            Reply(self._make_sequences(prompt, wish, request), deliver, on_ended)
+            for request, (prompt, wish) in enumerate(zip(prompts, wishes, strict=True))
         ]
+        jobs = []
+        for reply in replies:
+            reply.job = Job(reply.sequences, reply)
+            jobs.append(reply.job)
+        if cache is None:
+            self._scheduler.submit(jobs)
+            return replies
+        (job,) = jobs
+        job.cache = cache.lend(job.sequences[0])
+        try:
+            self._scheduler.submit(jobs)
+        except BaseException:
+            cache.give_up(job.cache)
+            raise
+        return replies
+
+    def _make_sequences(
+        self, prompt: Sequence[int], wish: SamplingParams, request: int
+    ) -> dict[TokenSequence, GeneratedText]:
+        """The samples of one prompt, and the texts that hear their tokens."""
+        texts: dict[TokenSequence, GeneratedText] = {}
+        for sample in range(wish.n):
+            text = GeneratedText(self.tokenizer, wish.stop_strings)
+            (sequence,) = self._decoder.make_sequences(
+                [prompt],
+                [replace(wish, n=1, seed=wish.seed + sample)],
+                listeners=[text],
+                first_request=request,
+                scratch=self._scratch,
+            )
+            texts[sequence] = text
+        return texts
+
+    def _wait(self, replies: Sequence[Reply]) -> list[GenerationResult]:
+        """The results of one call; if one fails, or the caller is interrupted, all end."""
+        try:
+            return [reply.result() for reply in replies]
+        except BaseException:
+            self._cancel(replies)
+            raise
+
+    def _cancel(self, replies: Sequence[Reply]) -> None:
+        for reply in replies:
+            if reply.job is not None:
+                self._scheduler.cancel(reply.job)
 
 
-def _token_logprobs(choices: Sequence[Choice]) -> tuple[TokenLogprobs, ...]:
-    return tuple(
-        TokenLogprobs(token_id=choice.token_id, logprob=choice.logprob, top=choice.top_logprobs)
-        for choice in choices
-        if choice.logprob is not None
+def _call_into(loop: asyncio.AbstractEventLoop) -> Callable[..., None]:
+    """What calls a function in an event loop, from the worker's thread."""
+
+    def call(function: Callable[..., object], *arguments: object) -> None:
+        try:
+            loop.call_soon_threadsafe(function, *arguments)
+        except RuntimeError:
+            logger.debug("the event loop of a request is closed; its tokens are dropped")
+
+    return call
+
+
+def _find_epsilon(bundle: Bundle, backend: str) -> float:
+    """Margin of a near-tie: as verified on this backend, else the most it may be."""
+    measured = [c.epsilon for c in bundle.manifest.certificates if c.backend == backend]
+    return max(measured, default=DEFAULT_EPSILON)
+
+
+def _check_certificate(bundle: Bundle, backend: str, threads: int) -> None:
+    differences = check_certificate(
+        bundle,
+        backend=backend,
+        backend_version=read_backend_version(backend),
+        processor=processor_name(),
+        threads=threads,
     )
-
-
-def _as_lists(prompt: Any) -> Any:
-    """NumPy arrays of token ids as lists, alone or in a list of prompts."""
-    if isinstance(prompt, np.ndarray):
-        return prompt.tolist()
-    if isinstance(prompt, list | tuple) and any(isinstance(one, np.ndarray) for one in prompt):
-        return [_as_lists(one) for one in prompt]
-    return prompt
-
-
-def _is_messages(prompt: Prompt | Sequence[Prompt]) -> bool:
-    return bool(prompt) and isinstance(prompt[0], Mapping)
-
-
-def _is_single(prompt: Prompt | Sequence[Prompt]) -> bool:
-    """Whether this is one prompt rather than a list of prompts."""
-    if isinstance(prompt, str) or not isinstance(prompt, Sequence) or _is_messages(prompt):
-        return True
-    if not prompt:
-        raise UsageError("the prompt is empty; give text, token ids or chat messages")
-    return not isinstance(prompt[0], str | Sequence)
+    for line in differences:
+        logger.warning("%s", line)
 
 
 def _check_k(k: int, built: int) -> None:

@@ -96,6 +96,7 @@ class TokenSequence:
         self.drafts = NO_DRAFTS
         self.counts = StepCounts(k=k)
         self.finish_reason: FinishReason | None = None
+        self.is_over = False
         self.keeps_cache = False
         self.kept_cache: CacheState | None = None
         self._context = context
@@ -146,9 +147,7 @@ class TokenSequence:
     def plan_root(self) -> Part:
         """Its root alone."""
         assert self.num_known == 1, "everything before the root is cached"
-        return Part(
-            rows=make_rows(1, (), ()), token_ids=(self.token_ids[-1],), scored_from=0
-        )
+        return Part(rows=make_rows(1, (), ()), token_ids=(self.token_ids[-1],), scored_from=0)
 
     def _groups(self) -> tuple[Group, ...]:
         """Where the next pass carries slots."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
-__all__ = ["GenerationStats", "StepCounts"]
+from la_runtime.stopping import FinishReason
+
+__all__ = ["GenerationStats", "PassKind", "StepCounts", "StepEvent"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,47 @@ class GenerationStats:
     def agreement(self) -> float | None:
         """Share of re-read proposals that are the model's own choice; None when none was."""
         return self.agreed / self.reread if self.reread else None
+
+
+class PassKind(StrEnum):
+    """``prefill``: a pass that reads prompts. ``step``: one that goes on behind them. ``none``: no
+    pass, sequences were cancelled.
+    """
+
+    PREFILL = "prefill"
+    STEP = "step"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepEvent:
+    """One pass of an engine, or the cancelling of sequences between two, for metrics.
+
+    Args:
+        kind: what it was for.
+        sequences: sequences in it.
+        rows: block rows that belonged to a sequence.
+        padding_rows: the others.
+        new_tokens: tokens emitted by it.
+        accepted: how many of them were proposals.
+        finished: why sequences ended with it.
+        failed: sequences that ended with an error.
+        running: sequences that go on.
+        waiting: calls that wait for admission.
+        seconds: how long it took.
+    """
+
+    kind: PassKind
+    sequences: int
+    rows: int
+    padding_rows: int
+    new_tokens: int
+    accepted: int
+    finished: tuple[FinishReason, ...]
+    failed: int
+    running: int
+    waiting: int
+    seconds: float
 
 
 @dataclass(slots=True)

@@ -98,9 +98,7 @@ class _OrtCache:
         contract = self._contract
         self._reserved = max(reserved, capacity)
         size = batch * contract.num_kv_heads * self._reserved * contract.head_dim
-        self._memory = np.zeros(
-            (2 * contract.num_layers, size), dtype=np.dtype(contract.kv_dtype)
-        )
+        self._memory = np.zeros((2 * contract.num_layers, size), dtype=np.dtype(contract.kv_dtype))
         self.places = self._view(batch, capacity)
 
     def _view(self, batch: int, capacity: int) -> NDArray[np.generic]:

@@ -15,7 +15,7 @@ from la_runtime.layout import Layout
 from la_runtime.sampling import DEFAULT_MAX_NEW_TOKENS, Select
 
 if TYPE_CHECKING:
-    from la_runtime.generation import GenerationResult
+    from la_runtime.results import GenerationResult
 
 __all__ = ["generate"]
 

@@ -181,14 +181,19 @@ def test_streamed_chunks_add_up_to_the_result(engine):
         assert chunks[-1].finish_reason is whole.finish_reason
 
 
-def test_a_closed_stream_ends(engine):
-    stream = engine.stream(PROMPTS[0])
-    next(stream)
+def test_a_closed_stream_ends_as_cancelled(engine):
+    whole = engine.generate(PROMPTS[0], max_new_tokens=200, ignore_eos=True)
+    stream = engine.stream(PROMPTS[0], max_new_tokens=200, ignore_eos=True)
+    with pytest.raises(UsageError, match="the stream has not finished"):
+        _ = stream.result
+    first = next(stream)
     stream.close()
 
     assert list(stream) == []
-    with pytest.raises(UsageError, match="has not finished"):
-        _ = stream.result
+    assert stream.finish_reason is stream.result.finish_reason is FinishReason.CANCELLED
+    assert stream.result.text.startswith(first.text)
+    assert whole.text.startswith(stream.result.text.rstrip("\ufffd"))
+    assert len(stream.result.token_ids) < 200
 
 
 def test_stepping_gives_what_generating_gives(engine):
