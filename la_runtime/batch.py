@@ -12,14 +12,13 @@ A sequence that fails leaves the batch alone; the others do not notice.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from la_runtime.backends.base import Backend, CacheSizing, CacheState, Outputs, Scores
 from la_runtime.block import Part, make_step_inputs
-from la_runtime.errors import LookaheadError, NonFiniteScoreError, UsageError
+from la_runtime.errors import LookaheadError, UsageError
 from la_runtime.layout import NO_DRAFTS, GroupMask, Layout
 from la_runtime.sampling import Select
 from la_runtime.selection import (
@@ -173,7 +172,7 @@ class Batch:
         self._policy = policy
         self._context = context
         self._group_mask = group_mask
-        self._rows = self._padding_rows = 0
+        self._rows = self._padding_rows = self._block_len = 0
 
     def __len__(self) -> int:
         return len(self.sequences) + len(self.siblings)
@@ -229,7 +228,9 @@ class Batch:
         parts = [sequence.plan(self._group_mask) for sequence in self.sequences]
         scores = self._score(parts)
         selected = [
-            _select(sequence, part, scores[sequence])
+            _select(
+                sequence, part, scores[sequence], epsilon=sequence.least_margin(self._block_len)
+            )
             for sequence, part in zip(self.sequences, parts, strict=True)
         ]
         outcomes = [
@@ -274,9 +275,7 @@ class Batch:
         self._commit([() if part is None else (0,) for part in parts])
         return settled
 
-    def _score(
-        self, parts: Sequence[Part | None]
-    ) -> dict[TokenSequence, RowScores | LookaheadError]:
+    def _score(self, parts: Sequence[Part | None]) -> dict[TokenSequence, RowScores]:
         """Run the pass; the scores of the rows of every sequence that has a part."""
         wants_probability = any(s.params.select is Select.THRESHOLD for s in self.sequences)
         wants_logits = any(s.chooser is not None for s in self.sequences)
@@ -292,7 +291,7 @@ class Batch:
         best_ids = top_ids[:, :, 0].tolist()
         best_logits = top_logits[:, :, 0].tolist()
         margins = (top_logits[:, :, 0] - top_logits[:, :, second]).tolist()
-        found: dict[TokenSequence, RowScores | LookaheadError] = {}
+        found: dict[TokenSequence, RowScores] = {}
         for i, (sequence, part) in enumerate(zip(self.sequences, parts, strict=True)):
             if part is None:
                 continue
@@ -302,15 +301,19 @@ class Batch:
                 margins=margins[i],
                 logsumexp=logsumexp[i],
             )
-            error = _find_non_finite(sequence, part, best)
-            if error is not None:
-                found[sequence] = error
-            elif sequence.chooser is None:
-                found[sequence] = RowScores(part, best)
+            if sequence.chooser is None:
+                found[sequence] = RowScores(
+                    part,
+                    best,
+                    request=sequence.request,
+                    first_position=sequence.num_cached,
+                )
             else:
                 found[sequence] = ChosenRowScores(
                     part,
                     best,
+                    request=sequence.request,
+                    first_position=sequence.num_cached,
                     logits=scores.logits()[i],
                     chooser=sequence.chooser,
                     token_ids=sequence.token_ids,
@@ -326,7 +329,7 @@ class Batch:
             widths=self._policy.widths,
             outputs=outputs,
         )
-        block_len = inputs.input_ids.shape[1]
+        self._block_len = block_len = inputs.input_ids.shape[1]
         self._padding_rows += block_len * len(parts)
         for sequence, part in zip(self.sequences, parts, strict=True):
             if part is not None:
@@ -371,17 +374,14 @@ class Batch:
 def _select(
     sequence: TokenSequence,
     part: Part,
-    scores: RowScores | LookaheadError,
+    scores: RowScores,
     *,
-    epsilon: float | None = None,
+    epsilon: float,
 ) -> Selected | LookaheadError:
     """Apply the sequence's selection rule to the scores of its rows."""
-    if isinstance(scores, LookaheadError):
-        return scores
     try:
         if sequence.params.select is Select.EXACT:
-            least = sequence.epsilon if epsilon is None else epsilon
-            return select_exact(sequence.drafts, part, scores, epsilon=least)
+            return select_exact(sequence.drafts, part, scores, epsilon=epsilon)
         _count_agreement(sequence, part, scores)
         assert sequence.params.tau is not None, "checked by SamplingParams"
         return select_threshold(part, scores, tau=sequence.params.tau)
@@ -420,19 +420,4 @@ def _count_agreement(sequence: TokenSequence, part: Part, scores: RowScores) -> 
     sequence.counts.reread += len(reread)
     sequence.counts.agreed += sum(
         scores.choose(row, ()).token_id == token for row, token in enumerate(reread, first)
-    )
-
-
-def _find_non_finite(
-    sequence: TokenSequence, part: Part, best: BestScores
-) -> NonFiniteScoreError | None:
-    scored = [*best.logits[: part.num_scored], *best.logsumexp[: part.num_scored]]
-    if all(map(math.isfinite, scored)):
-        return None
-    bad = next(i for i, score in enumerate(scored) if not math.isfinite(score))
-    row = part.scored_from + bad % part.num_scored
-    position = sequence.num_cached + int(part.rows.offsets[row])
-    return NonFiniteScoreError(
-        f"the model gave a score of {scored[bad]} in request {sequence.request} at position "
-        f"{position}; scores must be finite: check the checkpoint, or build at higher precision"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,6 +13,7 @@ from la_runtime.acceptance import accept_exact, accept_threshold
 from la_runtime.block import Part
 from la_runtime.choosing import Choice, Chooser
 from la_runtime.drafting import proposing_rows
+from la_runtime.errors import LookaheadError, NonFiniteScoreError
 from la_runtime.layout import NO_DRAFTS, DraftTree
 
 __all__ = [
@@ -45,14 +46,20 @@ class BestScores:
 class RowScores:
     """Scores of one sequence's scored rows, addressed by block row.
 
+    A row is checked when it is asked for: what no choice depends on can break none.
+
     Args:
         part: the sequence's part of the block.
         best: the best scores of those rows.
+        request: what messages call the sequence.
+        first_position: position of the part's first row.
     """
 
-    def __init__(self, part: Part, best: BestScores) -> None:
+    def __init__(self, part: Part, best: BestScores, *, request: int, first_position: int) -> None:
         self._first_row = part.scored_from
         self._best = best
+        self._request = request
+        self._positions = first_position + part.rows.offsets
 
     def choose(self, row: int, after: Sequence[int]) -> Choice:
         """The model's token after a row.
@@ -60,14 +67,33 @@ class RowScores:
         Args:
             row: block row.
             after: tokens between the sequence's known ones and the token to choose.
+
+        Raises:
+            NonFiniteScoreError: the row's best score is NaN or infinite.
+            LookaheadError: a logits processor failed.
         """
         index = row - self._first_row
+        self._check_finite(row, self._best.logits[index])
         return Choice(token_id=self._best.ids[index], margin=self._best.margins[index])
 
     def probability(self, row: int) -> float:
-        """Softmax probability of a row's best token."""
+        """Softmax probability of a row's best token.
+
+        Raises:
+            NonFiniteScoreError: it cannot be told.
+        """
         index = row - self._first_row
+        self._check_finite(row, self._best.logits[index])
+        self._check_finite(row, self._best.logsumexp[index])
         return math.exp(self._best.logits[index] - self._best.logsumexp[index])
+
+    def _check_finite(self, row: int, score: float) -> None:
+        if not math.isfinite(score):
+            raise NonFiniteScoreError(
+                f"the model gave a score of {score} in request {self._request} at position "
+                f"{self._positions[row]}; scores must be finite: check the checkpoint, or build "
+                "at higher precision"
+            )
 
 
 class ChosenRowScores(RowScores):
@@ -76,6 +102,8 @@ class ChosenRowScores(RowScores):
     Args:
         part: the sequence's part of the block.
         best: the best scores of those rows.
+        request: what messages call the sequence.
+        first_position: position of the part's first row.
         logits: [rows, vocab_size] of the scored rows.
         chooser: of the request.
         token_ids: the sequence's known tokens.
@@ -86,11 +114,13 @@ class ChosenRowScores(RowScores):
         part: Part,
         best: BestScores,
         *,
+        request: int,
+        first_position: int,
         logits: NDArray[np.float32],
         chooser: Chooser,
         token_ids: Sequence[int],
     ) -> None:
-        super().__init__(part, best)
+        super().__init__(part, best, request=request, first_position=first_position)
         self._logits = logits
         self._chooser = chooser
         self._token_ids = token_ids
@@ -161,16 +191,27 @@ def select_exact(
             next_drafts=NO_DRAFTS,
             is_decided=False,
         )
-    proposals: list[int] = []
-    for row in proposing_rows(rows, path):
-        proposals.append(scores.choose(row, (*token_ids, *proposals)).token_id)
     return Selected(
         choices=tuple(choices),
         is_proposal=(True,) * len(path) + (False,),
         path=path,
         num_proposed=max(drafts.depths, default=0),
-        next_drafts=DraftTree.chain(tuple(proposals)),
+        next_drafts=DraftTree.chain(_propose(proposing_rows(rows, path), scores, token_ids)),
     )
+
+
+def _propose(rows: Iterable[int], scores: RowScores, token_ids: Sequence[int]) -> tuple[int, ...]:
+    """What the slots propose, up to the first that has nothing to say.
+
+    A slot may fail (a grammar has ended, say) where the model, coming there, would have stopped.
+    """
+    proposals: list[int] = []
+    for row in rows:
+        try:
+            proposals.append(scores.choose(row, (*token_ids, *proposals)).token_id)
+        except LookaheadError:
+            break
+    return tuple(proposals)
 
 
 def select_threshold(part: Part, scores: RowScores, *, tau: float) -> Selected:

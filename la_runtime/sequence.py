@@ -82,7 +82,7 @@ class TokenSequence:
         self.request = request
         self.params = params
         self.k = k
-        self.epsilon = epsilon if params.strict else 0.0
+        self._epsilon = epsilon
         self.eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
         self.stop_token_ids = frozenset(params.stop_token_ids)
         self.listener = listener
@@ -120,6 +120,20 @@ class TokenSequence:
         """Tokens emitted so far."""
         return tuple(self.token_ids[self.prompt_len :])
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has emitted a token."""
+        return len(self.token_ids) > self.prompt_len
+
+    def least_margin(self, block_len: int) -> float:
+        """Margin that a choice of the pass under way needs to stand.
+
+        Plain decoding would make the choice in the same pass if its block is one row, or if it
+        reads the prompt.
+        """
+        is_plain = block_len == 1 or not self.has_begun
+        return self._epsilon if self.params.strict and not is_plain else 0.0
+
     def resume(self, num_cached: int) -> None:
         """The cache it starts with holds this many of its first tokens."""
         assert 0 <= num_cached < self.prompt_len, "the root is never cached"
@@ -150,7 +164,12 @@ class TokenSequence:
         return Part(rows=make_rows(1, (), ()), token_ids=(self.token_ids[-1],), scored_from=0)
 
     def _groups(self) -> tuple[Group, ...]:
-        """Where the next pass carries slots."""
+        """Where the next pass carries slots.
+
+        A strict sequence reads its prompt as plain decoding does, row for row.
+        """
+        if self.params.strict and not self.has_begun:
+            return ()
         if self.params.select is Select.THRESHOLD:
             return Layout.ROOT_ONLY.groups(0, self.k)
         layout = self.params.layout or Layout.ROOT_ONLY

@@ -358,11 +358,36 @@ class _BrokenBackend(FakeBackend):
     ids=["plain", "lookahead", "sampled", "threshold"],
 )
 def test_non_finite_scores_are_an_error_that_names_request_and_position(params):
-    """Wherever the row stands in the block, a slot's included."""
+    """Wherever the row stands in the block."""
     backend = _BrokenBackend(sequence=1, vocab_size=VOCAB_SIZE, k_max=K_MAX)
 
-    with pytest.raises(NonFiniteScoreError, match=r"nan in request 1 at position 7"):
+    with pytest.raises(NonFiniteScoreError, match=r"(?i)nan.* in request 1 at position 7"):
         decode(backend, [PROMPT] * 3, [params] * 3)
+
+
+class _BrokenSlots(FakeBackend):
+    """Gives NaN for every slot."""
+
+    def forward(self, state, inputs):
+        scores = super().forward(state, inputs)
+        ids = np.take_along_axis(inputs.input_ids, inputs.logits_rows, axis=1)
+        scores.logits()[ids >= VOCAB_SIZE] = np.nan
+        return scores
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_slots_that_say_nothing_cost_proposals_and_no_more(temperature):
+    found = []
+    for backend, k in (
+        (FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX), 0),
+        (_BrokenSlots(vocab_size=VOCAB_SIZE, k_max=K_MAX), 4),
+    ):
+        params = SamplingParams(k=k, temperature=temperature, max_new_tokens=12)
+        results, (stats,) = decode(backend, [PROMPT], [params])
+        found.append(emitted(results[0]))
+        assert sum(stats.drafted) == 0
+
+    assert found[0] == found[1]
 
 
 def test_messages_count_requests_from_where_the_caller_says():
