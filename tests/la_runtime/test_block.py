@@ -84,3 +84,42 @@ def test_a_sequence_that_rides_as_padding_has_padding_rows_only(backend):
 )
 def test_blocks_take_the_narrowest_width_that_holds_them(rows, widths, width):
     assert block_width(rows, widths) == width
+
+
+def test_a_full_sequence_that_rides_along_stays_within_the_context(backend):
+    """Nine committed places of nine: its padding rows take the last position."""
+    state = state_of(backend, [9, 3])
+    part = Part(rows=make_rows(1, (), ()), token_ids=(5,), scored_from=0)
+
+    inputs = make_step_inputs(
+        [None, part], state, backend.contract, context=CONTEXT, widths=(2,), outputs=Outputs.TOP
+    )
+
+    assert inputs.position_ids.tolist() == [[8, 8], [3, 3]]
+
+
+def test_only_wanted_rows_are_scored(backend):
+    """Of three known rows the last, of one draft the row itself; slots always."""
+    state = state_of(backend, [2, 4])
+    parts = [
+        Part(rows=make_rows(3, (), (Group(0, 1),)), token_ids=(1, 2, 3), scored_from=2),
+        Part(rows=make_rows(1, (0,), ()), token_ids=(4, 5), scored_from=1),
+    ]
+
+    inputs = make_step_inputs(
+        parts, state, backend.contract, context=CONTEXT, widths=(), outputs=Outputs.TOP
+    )
+
+    assert [part.num_scored for part in parts] == [2, 1]
+    assert inputs.logits_rows.tolist() == [[2, 3], [1, 0]]
+
+
+def test_a_pass_without_scores_names_one_row(backend):
+    state = state_of(backend, [2, 4])
+    part = Part(rows=make_rows(3, (), ()), token_ids=(1, 2, 3), scored_from=0)
+
+    inputs = make_step_inputs(
+        [part, None], state, backend.contract, context=CONTEXT, widths=(), outputs=Outputs.NONE
+    )
+
+    assert inputs.logits_rows.tolist() == [[0], [0]]

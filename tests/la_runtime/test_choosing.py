@@ -50,9 +50,7 @@ def test_draws_follow_the_exact_distribution(params):
     """Chi-square over 100,000 draws; a correct sampler fails once in a million runs."""
     draws = 100_000
     scaled = (LOGITS - LOGITS.max()) / np.float32(params.temperature)
-    ids = filter_scores(
-        scaled, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p
-    ).ids
+    ids = filter_scores(scaled, top_k=params.top_k, top_p=params.top_p, min_p=params.min_p).ids
     weights = np.exp(scaled[ids].astype(np.float64))
     expected = draws * weights / weights.sum()
     noise = gumbel_noise(11, np.arange(draws)[:, None], ids)  # [draws, survivors]
@@ -248,10 +246,109 @@ def test_the_whole_row_can_be_drawn_when_it_spans_several_blocks():
     scratch = np.empty(len(wide), dtype=np.float32)
     for seed in range(40):
         params = SamplingParams(temperature=1.5, seed=seed)
-        choice = Chooser(
-            params, request=0, prompt=(0,), end_token_ids=(), scratch=scratch
-        ).choose(wide, [0])
+        choice = Chooser(params, request=0, prompt=(0,), end_token_ids=(), scratch=scratch).choose(
+            wide, [0]
+        )
         drawn = (wide - wide.max()) / np.float32(1.5) + gumbel_noise(seed, 1, np.arange(len(wide)))
         order = np.argsort(-drawn)
         assert choice.token_id == order[0]
         assert choice.margin == pytest.approx(1.5 * (drawn[order[0]] - drawn[order[1]]), rel=1e-5)
+
+
+def slow_mix(value):
+    """splitmix64's finalizer in unbounded integers."""
+    value = (value + 0x9E3779B97F4A7C15) % 2**64
+    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    value = (value ^ (value >> 27)) * 0x94D049BB133111EB % 2**64
+    return value ^ (value >> 31)
+
+
+@pytest.mark.parametrize("seed", [0, 5, 133, 2**63 + 7, 2**64 + 5, -1])
+@pytest.mark.parametrize("position", [0, 1, 4095])
+def test_noise_equals_its_definition_in_unbounded_integers(seed, position):
+    ids = np.asarray([0, 1, 2, 9, 49151])
+
+    state = slow_mix(slow_mix(seed % 2**64) ^ position)
+    uniform = [((slow_mix(state ^ slow_mix(int(i))) >> 11) + 0.5) / 2**53 for i in ids]
+    expected = [-math.log(-math.log(u)) for u in uniform]
+    np.testing.assert_allclose(gumbel_noise(seed, position, ids), expected, rtol=1e-12)
+
+
+def test_the_smallest_hash_has_finite_noise(monkeypatch):
+    """A hash of zero stands for half of 2**-53."""
+    monkeypatch.setattr("la_runtime.choosing.mix", np.zeros_like)
+
+    assert gumbel_noise(0, 0, np.arange(2)) == pytest.approx([-math.log(54 * math.log(2))] * 2)
+
+
+def test_a_bias_may_name_every_token_of_the_vocabulary_and_no_other():
+    biases = {0: 9.0, VOCAB_SIZE - 1: 1.0}
+
+    assert chooser(SamplingParams(logit_bias=biases)).choose(LOGITS, [3]).token_id == 0
+    with pytest.raises(UsageError, match="token -1; ids go from 0 to 9"):
+        chooser(SamplingParams(logit_bias={-1: 1.0}))
+
+
+@pytest.mark.parametrize("penalty", [2.0, 0.5])
+def test_a_repetition_penalty_may_double_a_difference_so_the_margin_is_halved(penalty):
+    """Token 5 leads token 0 by one; token 7, which the penalty changes, is far below."""
+    params = SamplingParams(repetition_penalty=penalty)
+
+    assert chooser(params, prompt=(7,)).choose(LOGITS, [7]).margin == 0.5
+
+
+def adjusted_scores(logits, tokens, *, prompt, **keywords):
+    """What a logits processor sees."""
+    seen = []
+    params = SamplingParams(
+        logits_processors=(lambda token_ids, scores: seen.append(scores.copy()),), **keywords
+    )
+    chooser(params, prompt=prompt).choose(np.asarray(logits, dtype=np.float32), tokens)
+    return seen[0].tolist()
+
+
+def test_a_repetition_penalty_turns_at_zero():
+    row = [0.5, -0.5, 1.5, -1.5, 0.0, 8.0, 8.0, 8.0, 8.0, 8.0]
+
+    found = adjusted_scores(row, [0, 1, 2, 3, 4], prompt=(0, 1, 2, 3, 4), repetition_penalty=2.0)
+
+    assert found == [0.25, -1.0, 0.75, -3.0, 0.0, 8.0, 8.0, 8.0, 8.0, 8.0]
+
+
+@pytest.mark.parametrize("penalty", [1.0, -1.0, 0.5])
+def test_presence_and_frequency_penalties_act_alone(penalty):
+    """Output 4, 4, 6 behind a prompt of 2."""
+    tokens, flat = [2, 4, 4, 6], [0.0] * VOCAB_SIZE
+
+    presence = adjusted_scores(flat, tokens, prompt=(2,), presence_penalty=penalty)
+    frequency = adjusted_scores(flat, tokens, prompt=(2,), frequency_penalty=penalty)
+
+    assert presence == [0.0, 0.0, 0.0, 0.0, -penalty, 0.0, -penalty, 0.0, 0.0, 0.0]
+    assert frequency == [0.0, 0.0, 0.0, 0.0, -2 * penalty, 0.0, -penalty, 0.0, 0.0, 0.0]
+
+
+def test_ties_between_blocks_of_a_row_go_to_the_lowest_id(monkeypatch):
+    monkeypatch.setattr(
+        "la_runtime.choosing.gumbel_noise", lambda seed, position, ids: np.zeros(len(ids))
+    )
+    row = np.zeros(20_000, dtype=np.float32)
+    row[[5_000, 9_000, 19_000]] = 2.0
+
+    choice = Chooser(
+        SamplingParams(temperature=1.0),
+        request=0,
+        prompt=(0,),
+        end_token_ids=(),
+        scratch=np.empty_like(row),
+    ).choose(row, [0])
+
+    assert choice.token_id == 5_000
+    assert choice.margin == 0.0
+
+
+def test_logprobs_of_a_wide_row_are_finite():
+    """exp() of the distance from the lowest score would be infinite."""
+    choice = chooser(SamplingParams(logprobs=2)).choose(1000 * LOGITS, [0])
+
+    assert choice.logprob == 0.0
+    assert choice.top_logprobs == ((5, 0.0), (0, -1000.0))

@@ -125,3 +125,24 @@ def test_sums_of_exponentials_over_several_blocks():
 
     exact = np.exp(scores.astype(np.float64) - 5.0).sum()
     np.testing.assert_allclose(sum_exp(scores, 5.0), exact, rtol=1e-6)
+
+
+def test_top_p_is_a_share_of_what_top_k_left():
+    """Of two equal survivors the first alone holds half; the others, as near, do not count."""
+    flat = np.zeros(VOCAB_SIZE, dtype=np.float32)
+
+    assert survivors(flat, top_k=2, top_p=0.5, min_p=0.0).tolist() == [0]
+    assert survivors(flat, top_k=2, top_p=0.51, min_p=0.0).tolist() == [0, 1]
+
+
+def test_a_token_stays_near_its_cut_where_the_mass_before_it_exceeds_a_rounded_total(monkeypatch):
+    """The sum over the row came out too small: what stands before token 2 is more than all."""
+    weight = math.exp(-10.0)
+    monkeypatch.setattr("la_runtime.filters.sum_exp", lambda scores, peak: 1 + 0.5 * weight)
+    row = np.asarray([0.0, -10.0, -10.01], dtype=np.float32)
+
+    left = filter_scores(row, top_k=0, top_p=1 - 0.1 * weight, min_p=0.0)
+
+    assert left.ids.tolist() == [0, 1]
+    assert left.cut_ids.tolist() == [2]
+    assert left.cut_by.tolist() == [float(row[1]) - float(row[2])]

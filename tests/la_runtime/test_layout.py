@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from la_runtime.layout import DraftTree, Group, GroupMask, Layout, make_rows
+from la_runtime.layout import NO_DRAFTS, DraftTree, Group, GroupMask, Layout, make_rows
 
 
 @st.composite
@@ -94,3 +94,69 @@ def test_long_prompts_lay_out_as_short_ones_do():
 
     assert np.array_equal(rows.visible[:300, :300], np.tri(300, dtype=bool))
     assert rows.offsets[-2:].tolist() == [300, 301]
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "parents", "message"),
+    [
+        ((1, 2), (0,), "one parent per draft"),
+        ((1,), (1,), "parents come first"),
+        ((1, 2), (0, 2), "parents come first"),
+        ((1,), (-1,), "parents come first"),
+        ((1, 1), (0, 0), "siblings hold different tokens"),
+    ],
+)
+def test_impossible_trees_are_refused(token_ids, parents, message):
+    with pytest.raises(AssertionError, match=message):
+        DraftTree(token_ids=token_ids, parents=parents)
+
+
+def test_equal_tokens_behind_different_parents_are_no_siblings():
+    assert DraftTree(token_ids=(1, 1, 1), parents=(0, 1, 2)).depths == (1, 2, 3)
+
+
+def test_a_shallow_tree_is_not_made_again():
+    tree = DraftTree(token_ids=(5, 6, 7), parents=(0, 0, 1))
+
+    assert tree.cut(2) is tree
+    assert tree.cut(1) == DraftTree(token_ids=(5, 6), parents=(0, 0))
+    assert tree.cut(0) == NO_DRAFTS
+
+
+@pytest.mark.parametrize("layout", Layout)
+def test_without_lookaheads_there_are_no_groups(layout):
+    assert layout.groups(3, 0) == ()
+
+
+def test_an_absent_group_has_no_rows():
+    rows = make_rows(1, (0, 1), (Group(1, 2),))
+
+    assert rows.slot_rows(0) == range(0)
+    assert rows.slot_rows(1) == range(3, 5)
+    assert rows.slot_rows(2) == range(0)
+
+
+@pytest.mark.parametrize("num_known", [0, -1])
+def test_a_step_without_a_root_is_refused(num_known):
+    with pytest.raises(AssertionError, match="a step has a root"):
+        make_rows(num_known, (), ())
+
+
+@pytest.mark.parametrize(
+    ("num_known", "num_drafts", "are_shared"),
+    [(1, 0, True), (128, 0, True), (129, 0, False), (100, 28, True), (100, 29, False)],
+)
+def test_short_steps_are_laid_out_once(num_known, num_drafts, are_shared):
+    def make():
+        return make_rows(num_known, tuple(range(num_drafts)), (Group(0, 2),))
+
+    assert (make() is make()) == are_shared
+
+
+@pytest.mark.parametrize("num_known", [3, 200])
+def test_rows_that_may_be_shared_cannot_be_written(num_known):
+    rows = make_rows(num_known, (0,), (Group(0, 2),))
+
+    for array in (rows.offsets, rows.slot_index, rows.visible):
+        with pytest.raises(ValueError, match="read-only"):
+            array[:] = 0

@@ -51,6 +51,14 @@ def test_names_of_rules_and_layouts_are_accepted_as_text():
         ({"select": "threshold", "tau": -0.1}, "got -0.1"),
         ({"select": "threshold", "tau": float("nan")}, "got nan"),
         ({"select": "threshold", "tau": 0.5, "layout": "full"}, "layout 'full' is for select"),
+        ({"frequency_penalty": float("-inf")}, "frequency_penalty must be a finite number"),
+        ({"logprobs": 1001}, "logprobs must be at least 0 and at most 1000, got 1001"),
+        ({"n": 0}, "n must be at least 1, got 0"),
+        ({"n": 2}, "n = 2 greedy samples would be the same text; give a temperature above 0"),
+        (
+            {"select": "threshold", "tau": 0.5, "strict": True},
+            "strict is for select 'exact' only: 'threshold' verifies nothing",
+        ),
     ],
 )
 def test_impossible_parameters_are_refused(keywords, message):
@@ -171,3 +179,97 @@ def test_stop_texts_may_come_as_a_list():
 
 def test_a_huge_whole_number_is_no_error():
     assert SamplingParams(max_new_tokens=10**400, seed=-(10**400)).max_new_tokens == 10**400
+
+
+def test_defaults_are_plain_greedy_decoding_without_a_filter():
+    params = SamplingParams()
+
+    assert {field.name: getattr(params, field.name) for field in dataclasses.fields(params)} == {
+        "max_new_tokens": 256,
+        "min_new_tokens": 0,
+        "temperature": 0.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "logit_bias": {},
+        "seed": 0,
+        "n": 1,
+        "stop": (),
+        "stop_token_ids": (),
+        "ignore_eos": False,
+        "logprobs": None,
+        "logits_processors": (),
+        "k": None,
+        "select": Select.EXACT,
+        "tau": None,
+        "layout": None,
+        "strict": False,
+    }
+    assert params.is_plain_greedy
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [
+        {"max_new_tokens": 1},
+        {"min_new_tokens": 8, "max_new_tokens": 8},
+        {"top_p": 1},
+        {"min_p": 1},
+        {"logprobs": 0},
+        {"logprobs": 1000},
+        {"k": 0},
+        {"n": 1, "temperature": 0},
+        {"n": 2, "temperature": 0.1},
+        {"presence_penalty": -2.0, "frequency_penalty": -2.0},
+        {"select": "threshold", "tau": 0.0},
+        {"select": "threshold", "tau": 0.5},
+        {"select": "threshold", "tau": 1.0},
+    ],
+)
+def test_values_at_the_edge_of_their_range_are_accepted(keywords):
+    params = SamplingParams(**keywords)
+
+    assert {name: getattr(params, name) for name in keywords} == keywords
+
+
+@pytest.mark.parametrize(
+    ("keywords", "expected"),
+    [
+        ({"temperature": 2.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}, False),
+        ({"top_k": 1}, True),
+        ({"top_p": 0.99}, True),
+        ({"min_p": 0.01}, True),
+    ],
+)
+def test_a_filter_is_one_that_may_cut_a_token(keywords, expected):
+    assert SamplingParams(**keywords).has_filters == expected
+
+
+@pytest.mark.parametrize(
+    ("keywords", "expected"),
+    [
+        ({"temperature": 0.5, "top_k": 3, "seed": 9, "repetition_penalty": 1.0}, False),
+        ({"repetition_penalty": 0.9}, True),
+        ({"presence_penalty": -0.1}, True),
+        ({"frequency_penalty": 0.1}, True),
+        ({"logit_bias": {0: 0.0}}, True),
+        ({"logits_processors": (print,)}, True),
+        ({"min_new_tokens": 1}, True),
+    ],
+)
+def test_an_adjustment_is_what_changes_scores(keywords, expected):
+    params = SamplingParams(**keywords)
+
+    assert params.has_adjustments == expected
+    assert not (expected and params.is_plain_greedy)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "expected"),
+    [({}, True), ({"temperature": 0.1}, False), ({"logprobs": 0}, False), ({"seed": 3}, True)],
+)
+def test_plain_greedy_reads_nothing_but_the_best_score(keywords, expected):
+    assert SamplingParams(**keywords).is_plain_greedy == expected
