@@ -165,9 +165,9 @@ class Scheduler:
         """The worker: admits, reads and steps until the scheduler closes."""
         try:
             while self._wait_for_work():
-                self._drop_cancelled()
-                self._read()
-                self._step()
+                for run_pass in (self._read, self._step):
+                    self._drop_cancelled()
+                    run_pass()
         except BaseException as error:
             self._abandon(error)
             raise

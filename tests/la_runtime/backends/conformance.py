@@ -299,7 +299,7 @@ class BackendConformance:
 
     @pytest.mark.parametrize("reserved", [0, 100, 1000])
     def test_the_cache_grows_over_many_steps(self, backend, reserved):
-        """Two sequences of different lengths, in memory that suffices, does not, or is not asked."""
+        """Two sequences of different lengths, in memory that suffices, or not, or was not asked."""
         rng = np.random.default_rng(5)
         long, short = (
             [int(t) for t in rng.integers(0, backend.contract.vocab_size, size=size)]
