@@ -47,6 +47,8 @@ class TorchReference:
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
         self.vocab_size = int(model.config.vocab_size)
+        self.num_layers = int(model.config.num_hidden_layers)
+        self.hidden_size = int(model.config.hidden_size)
 
     @classmethod
     def load(cls, model: str, *, allow_bin: bool = False) -> TorchReference:
@@ -104,6 +106,40 @@ class TorchReference:
         return ReferencePass(
             logits=outputs.logits[0].float().numpy(), key_values=_stack_key_values(cache)
         )
+
+    @torch.no_grad()
+    def hidden_states(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+        """What stands between the parts of the model in one full causal pass.
+
+        Args:
+            token_ids: [tokens], all of the vocabulary.
+
+        Returns:
+            [2 * layers + 2, tokens, hidden] float32: the embedding, the sum after each attention
+            and each MLP in their order, the final norm's output.
+        """
+        decoder = self._model.get_decoder()
+        norms = [
+            *(
+                norm
+                for layer in decoder.layers
+                for norm in (layer.input_layernorm, layer.post_attention_layernorm)
+            ),
+            decoder.norm,
+        ]
+        states: list[torch.Tensor] = []
+        # Each norm of a pre-norm decoder reads one sum.
+        hooks = [
+            norm.register_forward_pre_hook(lambda _, inputs: states.append(inputs[0][0].clone()))
+            for norm in norms
+        ]
+        try:
+            last = decoder(inputs_embeds=self._embed(token_ids, None)).last_hidden_state[0]
+        finally:
+            for hook in hooks:
+                hook.remove()
+        stacked: NDArray[np.float32] = torch.stack([*states, last]).float().numpy()
+        return stacked
 
     def embedding_rows(self, count: int) -> NDArray[np.float32]:
         """The first rows of the embedding table, [count, hidden]."""

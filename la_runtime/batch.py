@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 DEFAULT_PREFILL_CHUNK: Final = 512
-DEFAULT_PREFILL_SCORES: Final = 2**20
+DEFAULT_PREFILL_SCORES: Final = 2**18
 _LEAST_CHUNK: Final = 16
 
 Outcome: TypeAlias = StepResult | LookaheadError

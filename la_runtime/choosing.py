@@ -62,7 +62,8 @@ def gumbel_noise(
     state = mix(np.asarray([seed % 2**64], dtype=np.uint64))
     state = mix(state ^ np.asarray(position).astype(np.uint64))
     hashed = mix(state ^ mix(token_ids.astype(np.uint64)))
-    uniform = ((hashed >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53  # in (0, 1)
+    # 52 bits and a half are exact in a float64: never 0, never 1.
+    uniform = ((hashed >> np.uint64(12)).astype(np.float64) + 0.5) / 2.0**52
     return np.asarray(-np.log(-np.log(uniform)))
 
 

@@ -37,6 +37,8 @@ _CPU = "CPUExecutionProvider"
 _CAPACITY_STEP = 128
 _CAPACITY_SHARE = 0.12
 _SPOILED_SCALE = 10.0
+_KEPT_BYTES = 8 << 20
+_KEPT_TIMES = 4
 _NAME = "ort-cpu"
 _ONNX_TYPES = {Dtype.INT64: "tensor(int64)", Dtype.FLOAT32: "tensor(float)"}
 
@@ -48,14 +50,18 @@ def grown_capacity(needed: int) -> int:
 
 
 class _Buffer:
-    """Memory that is reused for every shape it can hold."""
+    """Memory that is reused for every shape it can hold, and given back when far too large.
+
+    So a long prompt's block is not kept while its answer is decoded row by row.
+    """
 
     def __init__(self, dtype: np.dtype[np.generic]) -> None:
         self._flat = np.empty(0, dtype=dtype)
 
     def shaped(self, shape: tuple[int, ...]) -> NDArray[np.generic]:
         size = math.prod(shape)
-        if size > self._flat.size:
+        is_wasteful = self._flat.nbytes > _KEPT_BYTES and self._flat.size > _KEPT_TIMES * size
+        if size > self._flat.size or is_wasteful:
             self._flat = np.empty(size, dtype=self._flat.dtype)
         return self._flat[:size].reshape(shape)
 
@@ -114,20 +120,19 @@ class _OrtCache:
         return int(self.places.shape[3])
 
     def reserve(self, places: int) -> None:
-        reserved = grown_capacity(places)
-        if reserved > self._reserved:
-            self._replace(range(len(self.lengths)), self.places.shape[3], reserved)
+        if places > self._reserved:
+            self._replace(range(len(self.lengths)), self.places.shape[3], places)
 
     def grow(self, needed: int) -> None:
         """Make room for `needed` places per sequence."""
         before = self.places
-        capacity = grown_capacity(needed)
         if needed <= before.shape[3]:
             return
-        if capacity > self._reserved:
+        capacity = grown_capacity(needed)
+        if needed > self._reserved:
             self._replace(range(len(self.lengths)), capacity, capacity)
             return
-        self.places = self._view(before.shape[1], capacity)
+        self.places = self._view(before.shape[1], min(capacity, self._reserved))
         # From the last row to the first: each moves away from where it and those after it were.
         for sequence, head in reversed(list(np.ndindex(before.shape[1:3]))):
             length = int(self.lengths[sequence])

@@ -76,3 +76,20 @@ def test_greedy_generation_goes_past_the_models_own_end_token_when_none_is_named
     assert model.generation_config is not None
     model.generation_config.eos_token_id = free[2]
     assert TorchReference(model).generate_greedy(TOKENS, 10, ()) == free
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_hidden_states_are_those_transformers_reports_and_the_sums_between(family: str) -> None:
+    model = make_tiny_model(make_tiny_config(family))
+    with torch.no_grad():
+        reported = model(torch.tensor([TOKENS]), output_hidden_states=True).hidden_states
+        found = TorchReference(model).hidden_states(TOKENS)
+        assert found.shape == (6, len(TOKENS), 64)
+        for layer, block in enumerate(model.get_decoder().layers):
+            middle = torch.from_numpy(found[2 * layer + 1])
+            behind_mlp = middle + block.mlp(block.post_attention_layernorm(middle))
+            np.testing.assert_allclose(found[2 * layer + 2], behind_mlp, rtol=CLOSE, atol=CLOSE)
+    np.testing.assert_allclose(
+        found[0::2][:-1], np.stack([state[0] for state in reported[:-1]]), rtol=CLOSE, atol=CLOSE
+    )
+    np.testing.assert_allclose(found[-1], reported[-1][0], rtol=CLOSE, atol=CLOSE)

@@ -269,16 +269,18 @@ def test_noise_equals_its_definition_in_unbounded_integers(seed, position):
     ids = np.asarray([0, 1, 2, 9, 49151])
 
     state = slow_mix(slow_mix(seed % 2**64) ^ position)
-    uniform = [((slow_mix(state ^ slow_mix(int(i))) >> 11) + 0.5) / 2**53 for i in ids]
+    uniform = [((slow_mix(state ^ slow_mix(int(i))) >> 12) + 0.5) / 2**52 for i in ids]
     expected = [-math.log(-math.log(u)) for u in uniform]
     np.testing.assert_allclose(gumbel_noise(seed, position, ids), expected, rtol=1e-12)
 
 
-def test_the_smallest_hash_has_finite_noise(monkeypatch):
-    """A hash of zero stands for half of 2**-53."""
+def test_the_smallest_and_the_largest_hash_have_finite_noise(monkeypatch):
+    """Hashes of no ones and of ones alone stand for 2**-53 and 1 - 2**-53."""
     monkeypatch.setattr("la_runtime.choosing.mix", np.zeros_like)
+    assert gumbel_noise(0, 0, np.arange(2)) == pytest.approx([-math.log(53 * math.log(2))] * 2)
 
-    assert gumbel_noise(0, 0, np.arange(2)) == pytest.approx([-math.log(54 * math.log(2))] * 2)
+    monkeypatch.setattr("la_runtime.choosing.mix", lambda x: np.full_like(x, 2**64 - 1))
+    assert gumbel_noise(0, 0, np.arange(2)) == pytest.approx([53 * math.log(2)] * 2)
 
 
 def test_a_bias_may_name_every_token_of_the_vocabulary_and_no_other():
