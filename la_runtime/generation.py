@@ -230,6 +230,11 @@ class Engine:
         return self._decoder.epsilon
 
     @property
+    def max_batch(self) -> int:
+        """Most sequences decoded together."""
+        return self._scheduler.max_batch
+
+    @property
     def num_running(self) -> int:
         """Sequences that are being decoded."""
         return self._scheduler.num_running

@@ -94,7 +94,7 @@ class Scheduler:
     ) -> None:
         self._decoder = decoder
         self._policy = policy
-        self._max_batch = max_batch
+        self.max_batch = max_batch
         self._max_queue = max_queue
         self._observer = observer
         self._changed = threading.Condition()
@@ -123,9 +123,9 @@ class Scheduler:
             QueueFullError: too many submissions wait.
         """
         for job in jobs:
-            if len(job.sequences) > self._max_batch:
+            if len(job.sequences) > self.max_batch:
                 raise UsageError(
-                    f"n must be at most the engine's max_batch, {self._max_batch}; "
+                    f"n must be at most the engine's max_batch, {self.max_batch}; "
                     f"got {len(job.sequences)}"
                 )
             for sequence in job.sequences:
@@ -189,7 +189,7 @@ class Scheduler:
 
     def _pick(self) -> list[Job]:
         """The jobs whose prompts are read next: as many from the front as fit and go together."""
-        room = self._max_batch - (len(self._running) if self._running else 0)
+        room = self.max_batch - (len(self._running) if self._running else 0)
         picked: list[Job] = []
         while self._queue:
             job = self._queue[0][0]

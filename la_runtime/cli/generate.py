@@ -64,6 +64,11 @@ __all__ = ["generate"]
 @click.option("--stop", multiple=True, help="End before this text; may be repeated.")
 @click.option("--min-new-tokens", type=int, default=0, metavar="N", help="No end before N tokens.")
 @click.option("--ignore-eos", is_flag=True, help="Go on past end-of-sequence tokens.")
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Make close choices again by passes of one row, as plain decoding.",
+)
 @click.option("--threads", type=int, default=0, help="Threads per pass.  [default: all cores]")
 @click.option("--stats", is_flag=True, help="Print statistics to stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
@@ -89,6 +94,7 @@ def generate(
     stop: tuple[str, ...],
     min_new_tokens: int,
     ignore_eos: bool,
+    strict: bool,
     threads: int,
     stats: bool,
     as_json: bool,
@@ -119,6 +125,7 @@ def generate(
         tau=tau,
         layout=None if layout is None else Layout(layout),
         ignore_eos=ignore_eos,
+        strict=strict,
     )
     with (
         Engine.open(bundle, threads=threads) as engine,
@@ -188,6 +195,8 @@ def _describe(result: GenerationResult) -> str:
     ):
         share = f" ({accepted / drafted:.0%})" if drafted else ""
         rows.append((f"  position {position}", f"{accepted} of {drafted} accepted{share}"))
+    if stats.rechecked:
+        rows.append(("chosen again", f"{stats.rechecked} close choices, by passes of one row"))
     if stats.agreement is not None:
         rows.append(("agreement", f"{stats.agreement:.1%} of {stats.reread} emitted proposals"))
     if stats.tokens_per_s is not None:
