@@ -15,7 +15,8 @@ from transformers import AutoTokenizer
 
 from la_export.checkpoint.checkpoint import Checkpoint
 from la_export.checkpoint.configuration import check_token_ids
-from la_runtime.errors import BundleError, CheckpointError, UnsupportedModelError
+from la_runtime.chat import ChatTemplate
+from la_runtime.errors import BundleError, CheckpointError, UnsupportedModelError, UsageError
 from la_runtime.tokenizer import IncrementalDecoder
 from la_runtime.tokenizer import Tokenizer as RuntimeTokenizer
 
@@ -25,6 +26,7 @@ _TOKENIZER: Final = "tokenizer.json"
 _TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 _CHAT_TEMPLATE: Final = "chat_template.jinja"
 _GENERATION_CONFIG: Final = "generation_config.json"
+_ANSWER: Final = "Certainly"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +37,7 @@ class TokenizerFiles:
         contents: bytes of each file by its name.
         vocab_size: one more than the largest id the tokenizer gives out.
         eos_token_ids: union of what configuration, generation defaults and tokenizer call
-            the end, ascending.
+            the end, and of the special token that ends an answer in the chat template, ascending.
     """
 
     contents: Mapping[str, bytes]
@@ -162,7 +164,30 @@ def _collect_eos(checkpoint: Checkpoint, folder: Path, tokenizer: Tokenizer) -> 
     if isinstance(token, str):
         token_id = tokenizer.token_to_id(token)
         found.update(() if token_id is None else (token_id,))
-    return tuple(sorted(found))
+    return tuple(sorted(found | _find_turn_end(folder, tokenizer)))
+
+
+def _find_turn_end(folder: Path, tokenizer: Tokenizer) -> set[int]:
+    """The special token that the chat template puts behind an answer, if it does.
+
+    Chat models say it, and some configurations do not name it. A template that cannot render this
+    chat says nothing about it.
+    """
+    if not (folder / _CHAT_TEMPLATE).is_file():
+        return set()
+    chat = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": _ANSWER}]
+    try:
+        text = ChatTemplate.load(folder).render(chat, add_generation_prompt=False)
+    except (BundleError, UsageError):
+        return set()
+    behind = text.rpartition(_ANSWER)[2].lstrip() if _ANSWER in text else ""
+    first = tokenizer.encode(behind, add_special_tokens=False).ids[:1]
+    special = {
+        token_id
+        for token_id, token in tokenizer.get_added_tokens_decoder().items()
+        if token.special
+    }
+    return special.intersection(first)
 
 
 def _read_fields(path: Path) -> dict[str, Any]:

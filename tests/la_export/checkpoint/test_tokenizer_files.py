@@ -77,6 +77,27 @@ def test_end_tokens_are_the_union_of_all_that_name_one(
     assert _write(folder, tmp_path).eos_token_ids == (2, 5, 7)
 
 
+@pytest.mark.parametrize(
+    ("behind", "expected"),
+    [
+        ("<|im_start|>\n", (1, 2)),
+        (" <|im_start|>", (1, 2)),
+        ("\n", (2,)),
+        ("</s>", (2,)),
+        ("{{ raise_exception('no answers') }}", (2,)),
+        ("{{ 1 + }}", (2,)),
+    ],
+    ids=["token", "space", "newline", "no token", "refuses", "faulty"],
+)
+def test_the_token_that_ends_an_answer_in_the_template_is_an_end_token(
+    make_checkpoint: Callable[..., Path], tmp_path: Path, behind: str, expected: tuple[int, ...]
+) -> None:
+    folder = make_checkpoint()
+    template = "{% for message in messages %}{{ message['content'] }}" + behind + "{% endfor %}"
+    (folder / "chat_template.jinja").write_text(template)
+    assert _write(folder, tmp_path).eos_token_ids == expected
+
+
 @pytest.mark.parametrize("value", ["2", [2, None, 7], 2.0, {}, True])
 def test_end_tokens_that_are_no_ids_are_refused(
     make_checkpoint: Callable[..., Path], value: object
