@@ -167,7 +167,7 @@ class Batch:
         self.cache = (
             backend.allocate(len(sequences), policy.cache_sizing) if cache is None else cache
         )
-        self.cache.reserve(max(s.most_places for s in (*sequences, *siblings)))
+        self.cache.reserve(max(s.likely_places for s in (*sequences, *siblings)))
         self._backend = backend
         self._policy = policy
         self._context = context

@@ -138,6 +138,11 @@ class Scheduler:
                     f"{len(self._queue)} requests are waiting, the most this engine queues; "
                     "ask again later, or open it with a larger max_queue"
                 )
+            if self._thread is not None and not self._thread.is_alive():
+                raise UsageError(
+                    "the engine was used before this process was forked and does not survive that; "
+                    "open the bundle in the new process"
+                )
             self._queue.append(deque(jobs))
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -184,7 +189,11 @@ class Scheduler:
             for job in admitted:
                 self._jobs.update(dict.fromkeys(job.sequences, job))
         if admitted:
-            self._reading = self._make_batch(admitted)
+            try:
+                self._reading = self._make_batch(admitted)
+            except Exception as error:  # noqa: BLE001  # raised again where the requests were made
+                for job in admitted:
+                    self._fail(job.sequences, error)
         return True
 
     def _pick(self) -> list[Job]:
@@ -301,7 +310,8 @@ class Scheduler:
         try:
             report = run()
         except Exception as error:  # noqa: BLE001  # raised again where the requests were made
-            self._fail(batch, error)
+            self._fail((*batch.sequences, *batch.siblings), error)
+            self._discard(batch)
             return
         seconds = time.perf_counter() - began
         for sequence, outcome in report.outcomes:
@@ -341,11 +351,14 @@ class Scheduler:
             logger.exception("the observer failed; it is not called again")
             self._observer = None
 
-    def _fail(self, batch: Batch, error: Exception) -> None:
-        """End every sequence of a batch with an error."""
-        for sequence in (*batch.sequences, *batch.siblings):
+    def _fail(self, sequences: Sequence[TokenSequence], error: Exception) -> None:
+        """End sequences with an error."""
+        for sequence in sequences:
             sequence.is_over = True
             self._jobs.pop(sequence).hearer.fail(sequence, error)
+
+    def _discard(self, batch: Batch) -> None:
+        """Forget a batch whose cache nobody can trust."""
         batch.sequences, batch.siblings = [], []
         batch.close()
         if batch is self._reading:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from la_runtime.backends.base import CacheState
 from la_runtime.block import Part
@@ -17,6 +17,9 @@ from la_runtime.stats import GenerationStats, StepCounts
 from la_runtime.stopping import FinishReason, cut_at_end
 
 __all__ = ["StepResult", "TokenListener", "TokenSequence"]
+
+# Many requests allow more tokens than they come to say.
+_MOST_RESERVED_TOKENS: Final = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +114,10 @@ class TokenSequence:
         return len(self.token_ids) - self.num_cached
 
     @property
-    def most_places(self) -> int:
-        """Cache places it can come to hold."""
-        return min(self.prompt_len + self.params.max_new_tokens, self._context)
+    def likely_places(self) -> int:
+        """Cache places that it can come to hold, as far as they are worth reserving."""
+        new_tokens = min(self.params.max_new_tokens, _MOST_RESERVED_TOKENS)
+        return min(self.prompt_len + new_tokens, self._context)
 
     @property
     def new_token_ids(self) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -328,6 +329,42 @@ def test_a_pass_that_breaks_fails_its_batch_and_the_engine_goes_on(tiny_bundle):
         assert list(stream) == []
         assert engine.num_running == 0
         assert engine.generate("One", max_new_tokens=5).token_ids == expected.token_ids
+
+
+def test_a_cache_that_cannot_be_had_fails_its_requests_alone(tiny_bundle, monkeypatch):
+    with open_toy_engine(tiny_bundle) as engine:
+        allocate = engine.backend.allocate
+
+        def refuse_once(batch, sizing):
+            monkeypatch.setattr(engine.backend, "allocate", allocate)
+            raise MemoryError("no room for a cache")
+
+        monkeypatch.setattr(engine.backend, "allocate", refuse_once)
+        with pytest.raises(MemoryError, match="no room for a cache"):
+            engine.generate("One", max_new_tokens=3)
+        assert len(engine.generate("One", max_new_tokens=3).token_ids) == 3
+        assert engine.num_running == 0
+
+
+def test_a_forked_process_is_told_to_open_the_bundle_itself(tiny_bundle):
+    with open_toy_engine(tiny_bundle) as engine:
+        engine.generate("One", max_new_tokens=1)
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                engine.generate("One", max_new_tokens=1)
+                os.write(writer, b"it ran")
+            except UsageError as error:
+                os.write(writer, str(error).encode())
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        message = os.read(reader, 1000).decode()
+        os.close(reader)
+        os.close(writer)
+
+    assert "does not survive that; open the bundle in the new process" in message
 
 
 def test_a_long_prompt_is_read_beside_the_steps_of_others(tiny_bundle):
