@@ -135,8 +135,8 @@ class Scheduler:
                 raise UsageError("the engine is closed; open the bundle again")
             if len(self._queue) >= self._max_queue:
                 raise QueueFullError(
-                    f"{len(self._queue)} requests are waiting, the most this engine queues; "
-                    "ask again later, or open it with a larger max_queue"
+                    f"the queue is full: {len(self._queue)} waiting, at most {self._max_queue}; "
+                    "ask again later, or open the engine with a larger max_queue"
                 )
             if self._thread is not None and not self._thread.is_alive():
                 raise UsageError(

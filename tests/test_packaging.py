@@ -201,6 +201,7 @@ def test_no_file_names_a_place_outside_the_repository() -> None:
     [
         ".ci/run",
         "scripts/demo",
+        "scripts/docs",
         "scripts/measure_footprint",
         "scripts/readme_tables",
         "scripts/test",

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from la_export.bench.prompts import load_prompts, pick_prompts
-from la_export.pipeline import BuildOptions, SilentProgress, build
 from la_export.reference import TorchReference
 from la_export.verify.lossless import (
     compare_fixed_width,
@@ -34,10 +33,8 @@ LONGEST_PROMPT = 150
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    out = tmp_path_factory.mktemp("real") / MODEL
-    build(BuildOptions(model=MODEL, lookahead_lengths=(2, 4), out=out), SilentProgress())
-    with Engine.open(out, max_batch=4, threads=1) as engine:
+def engine(smollm2_bundle):
+    with Engine.open(smollm2_bundle, max_batch=4, threads=1) as engine:
         yield engine
 
 

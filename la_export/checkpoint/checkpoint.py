@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from dataclasses import dataclass
 from typing import Final
 
@@ -39,7 +38,6 @@ EMBEDDING: Final = "model.embed_tokens.weight"
 HEAD: Final = "lm_head.weight"
 # Older folders store what every model computes for itself.
 _RECOMPUTED_BUFFERS: Final = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
-_HASH_CHUNK_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,13 +87,8 @@ class Checkpoint:
         return _load_torch_model(self.source)
 
     def source_digest(self) -> str:
-        """SHA-256 over the bytes of the weight files in the order of their names."""
-        digest = hashlib.sha256()
-        for path in self.source.weight_files:
-            with path.open("rb") as stream:
-                while chunk := stream.read(_HASH_CHUNK_BYTES):
-                    digest.update(chunk)
-        return digest.hexdigest()
+        """See `ModelSource.digest`."""
+        return self.source.digest()
 
 
 def load_checkpoint(source: ModelSource, *, context: int | None) -> Checkpoint:

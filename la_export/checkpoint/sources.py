@@ -6,6 +6,7 @@ Knows folders, GGUF files, hub ids and known names; knows nothing of what is in 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib.metadata
 import importlib.util
 import re
@@ -32,6 +33,7 @@ __all__ = ["ModelSource", "WeightFormat", "find_model"]
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _LOCAL_REVISION: Final = "local"
+_HASH_CHUNK_BYTES: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,15 @@ class ModelSource:
     def gguf_name(self) -> str | None:
         """File name of a GGUF source, as transformers' `gguf_file` wants it."""
         return self.weight_files[0].name if self.weight_format is WeightFormat.GGUF else None
+
+    def digest(self) -> str:
+        """SHA-256 over the bytes of the weight files in the order of their names."""
+        digest = hashlib.sha256()
+        for path in self.weight_files:
+            with path.open("rb") as stream:
+                while chunk := stream.read(_HASH_CHUNK_BYTES):
+                    digest.update(chunk)
+        return digest.hexdigest()
 
 
 def find_model(model: str, *, revision: str | None, allow_bin: bool) -> ModelSource:

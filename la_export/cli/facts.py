@@ -29,6 +29,8 @@ def print_manifest(manifest: Manifest, console: Console) -> None:
     for check in manifest.checks:
         checks.add_row(check.name, f"{check.value:.2g}", f"{check.bound:.2g}", check.detail)
     console.print(checks)
+    if manifest.certificates:
+        console.print(_certificates(manifest))
     files = Table("file", "size", "sha256")
     for name, entry in manifest.files.items():
         files.add_row(name, format_bytes(entry.bytes), entry.sha256)
@@ -37,6 +39,25 @@ def print_manifest(manifest: Manifest, console: Console) -> None:
     for name, version in manifest.built_with.items():
         tools.add_row(name, version)
     console.print(tools)
+
+
+def _certificates(manifest: Manifest) -> Table:
+    """What was verified, where, and how; skipped rungs are named."""
+    table = Table("verified", "against", "backend", "processor", "threads", "epsilon", "k", "rungs")
+    for entry in manifest.certificates:
+        skipped = [name for name, status in entry.rungs.items() if status != "passed"]
+        rungs = f"{len(entry.rungs) - len(skipped)} passed"
+        table.add_row(
+            entry.utc,
+            entry.reference,
+            f"{entry.backend} {entry.backend_version}",
+            entry.processor,
+            str(entry.threads or "default"),
+            f"{entry.epsilon:.2g}",
+            ", ".join(map(str, entry.lookahead_lengths)),
+            f"{rungs}, skipped: {', '.join(skipped)}" if skipped else rungs,
+        )
+    return table
 
 
 def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:

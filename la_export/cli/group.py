@@ -9,6 +9,7 @@ import click
 
 from la_export.cli.build import build_command
 from la_export.cli.inspect import inspect_command
+from la_export.cli.verify import verify_command
 from la_runtime.errors import ExitCode, LookaheadError
 
 __all__ = ["main"]
@@ -68,3 +69,4 @@ def main() -> None:
 
 main.add_command(build_command)
 main.add_command(inspect_command)
+main.add_command(verify_command)

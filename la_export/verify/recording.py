@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from la_runtime.backends.base import (
-    Backend,
-    CacheSizing,
-    CacheState,
-    Outputs,
-    Scores,
-    StepInputs,
-)
-from la_runtime.contract import Contract
+from la_export.verify.probes import BorrowedBackend
+from la_runtime.backends.base import Backend, CacheSizing, CacheState, Outputs, Scores, StepInputs
 
 __all__ = ["RecordingBackend"]
 
 
-class RecordingBackend:
+class RecordingBackend(BorrowedBackend):
     """Passes everything on; asks for full logits and keeps those of committed rows.
 
     For batch 1. `logits_at` maps a position to the logits of the row there, which is the row
@@ -28,39 +22,20 @@ class RecordingBackend:
     """
 
     def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+        super().__init__(backend)
         self._rows: dict[int, NDArray[np.float32]] = {}
         self.logits_at: dict[int, NDArray[np.float32]] = {}
-
-    @property
-    def contract(self) -> Contract:
-        """See `Backend.contract`."""
-        return self._backend.contract
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """See `Backend.widths`."""
-        return self._backend.widths
 
     def allocate(self, batch: int, sizing: CacheSizing) -> CacheState:
         """See `Backend.allocate`; forgets what was recorded."""
         assert batch == 1, "recording is for batch 1"
         self.logits_at = {}
-        return self._backend.allocate(batch, sizing)
+        return super().allocate(batch, sizing)
 
     def forward(self, state: CacheState, inputs: StepInputs) -> Scores:
         """See `Backend.forward`."""
         outputs = inputs.outputs | Outputs.LOGITS if inputs.outputs else inputs.outputs
-        scores = self._backend.forward(
-            state,
-            StepInputs(
-                input_ids=inputs.input_ids,
-                position_ids=inputs.position_ids,
-                attention_mask=inputs.attention_mask,
-                logits_rows=inputs.logits_rows,
-                outputs=outputs,
-            ),
-        )
+        scores = super().forward(state, replace(inputs, outputs=outputs))
         self._rows = {}
         if inputs.outputs:
             logits = scores.logits()[0]
@@ -75,12 +50,4 @@ class RecordingBackend:
         for offset, row in enumerate(rows[0]):
             if row in self._rows:
                 self.logits_at[start + offset] = self._rows[row]
-        self._backend.commit(state, rows)
-
-    def set_lookahead_embeddings(self, embeddings: NDArray[np.floating]) -> None:
-        """See `Backend.set_lookahead_embeddings`."""
-        self._backend.set_lookahead_embeddings(embeddings)
-
-    def close(self) -> None:
-        """See `Backend.close`."""
-        self._backend.close()
+        super().commit(state, rows)

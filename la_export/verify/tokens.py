@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
@@ -11,8 +11,10 @@ __all__ = [
     "EPSILON_LIMIT_FP32",
     "EXCUSED_SHARE_LIMIT_FP32",
     "Comparison",
+    "Comparisons",
     "Verdict",
     "compare_tokens",
+    "excuse_allowance",
 ]
 
 EPSILON_LIMIT_FP32: Final = 1e-3
@@ -70,3 +72,72 @@ def compare_tokens(
             verdict=Verdict.DIFFERENT, num_compared=shorter, position=shorter, margin=0.0
         )
     return Comparison(verdict=Verdict.EQUAL, num_compared=shorter)
+
+
+def excuse_allowance(num_tokens: int) -> int:
+    """Near-ties that may be excused among so many tokens; one always may."""
+    return max(1, int(num_tokens * EXCUSED_SHARE_LIMIT_FP32))
+
+
+@dataclass(slots=True, kw_only=True)
+class Comparisons:
+    """Comparisons summed up. A place is excused once, however many ways of decoding meet it.
+
+    Args:
+        num_tokens: tokens compared.
+        differences: what is not excused, a line each.
+        near_ties: excused places, a line each.
+        epsilon: largest margin of a near-tie.
+    """
+
+    epsilon: float
+    num_tokens: int = 0
+    differences: list[str] = field(default_factory=list)
+    near_ties: dict[tuple[str, int], str] = field(default_factory=dict)
+    _references: dict[str, int] = field(default_factory=dict)
+
+    def compare(
+        self,
+        text: str,
+        how: str,
+        reference: Sequence[int],
+        margins: Sequence[float],
+        found: Sequence[int],
+    ) -> Verdict:
+        """Compare one decoding with its reference.
+
+        Args:
+            text: what the reference is called; equal names are one reference.
+            how: how the other was decoded.
+            reference: see `compare_tokens`.
+            margins: see `compare_tokens`.
+            found: see `compare_tokens`.
+        """
+        comparison = compare_tokens(reference, margins, found, epsilon=self.epsilon)
+        self.num_tokens += comparison.num_compared
+        self._references[text] = len(reference)
+        if comparison.verdict is Verdict.EQUAL:
+            return comparison.verdict
+        place = comparison.position
+        line = (
+            f"{text}, {how}: new token {place} is {_token(found, place)}, expected "
+            f"{_token(reference, place)} (margin {comparison.margin:.2g}, epsilon "
+            f"{self.epsilon:.2g})"
+        )
+        if comparison.verdict is Verdict.EXCUSED:
+            self.near_ties.setdefault((text, place), line)
+        else:
+            self.differences.append(line)
+        return comparison.verdict
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is not excused, and the near-ties if there are too many of them."""
+        allowed = excuse_allowance(sum(self._references.values()))
+        near_ties = list(self.near_ties.values())
+        too_many = [f"{len(near_ties)} near-ties, allowed {allowed}", *near_ties]
+        return (*self.differences, *(too_many if len(near_ties) > allowed else ()))
+
+
+def _token(token_ids: Sequence[int], place: int) -> str:
+    return str(token_ids[place]) if place < len(token_ids) else "missing"

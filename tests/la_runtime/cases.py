@@ -30,7 +30,21 @@ from la_runtime.text import GeneratedText
 from la_runtime.tokenizer import Tokenizer
 from tests.la_runtime.toy import next_logits
 
-__all__ = ["Case", "Coverage", "SlowDecoder", "Truth", "check_case", "make_case"]
+__all__ = [
+    "LOGPROB_TOLERANCE",
+    "Case",
+    "Coverage",
+    "End",
+    "PlainText",
+    "SlowDecoder",
+    "Truth",
+    "check_case",
+    "draw_ends",
+    "draw_params",
+    "draw_stops",
+    "find_end",
+    "make_case",
+]
 
 VOCAB_SIZE: Final = 320
 K_MAX: Final = 6
@@ -164,7 +178,7 @@ class SlowDecoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self._token_bytes = _token_bytes(tokenizer)
+        self.spell = PlainText(tokenizer)
 
     def look_ahead(
         self,
@@ -199,48 +213,70 @@ class SlowDecoder:
             token_ids.append(choices[-1].token_id)
         return Future(choices=tuple(choices), logits=tuple(logits))
 
-    def text(self, token_ids: Sequence[int]) -> str:
-        """The whole text; a character whose last bytes are missing is left out."""
-        spelled = b"".join(self._token_bytes[token_id] for token_id in token_ids)
-        return codecs.utf_8_decode(spelled, "replace", False)[0]
 
-    def end(
-        self,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        future: Future,
-        *,
-        eos_token_ids: Sequence[int],
-        context: int,
-    ) -> Truth:
-        """The future up to the first token that ends it."""
-        eos = () if params.ignore_eos else eos_token_ids
-        for count, last in enumerate(future.token_ids, 1):
-            text = self.text(future.token_ids[:count])
-            starts = [text.find(stop) for stop in params.stop_strings if stop in text]
-            reason = None
-            if last in eos:
-                reason = FinishReason.EOS
-            elif last in params.stop_token_ids or starts:
-                reason = FinishReason.STOP
-            elif count == params.max_new_tokens:
-                reason = FinishReason.LENGTH
-            elif len(prompt) + count == context:
-                reason = FinishReason.CONTEXT
-            if reason is not None:
-                break
-        assert reason is not None, "the future reaches past the end"
-        if last in eos or last in params.stop_token_ids:
-            text = self.text(future.token_ids[: count - 1])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """Where plain decoding ends: after so many tokens, with this text, for this reason."""
+
+    count: int
+    text: str
+    finish_reason: FinishReason
+
+
+def find_end(
+    prompt: Sequence[int],
+    token_ids: Sequence[int],
+    params: SamplingParams,
+    *,
+    spell: PlainText,
+    eos_token_ids: Sequence[int],
+    context: int,
+) -> End:
+    """The first token that ends an output, by looking at the whole text after each.
+
+    Args:
+        prompt: token ids.
+        token_ids: what is said behind it, at least as far as to the end.
+        params: of the request.
+        spell: gives the text of token ids.
+        eos_token_ids: of the model.
+        context: number of positions the model has.
+    """
+    eos = () if params.ignore_eos else eos_token_ids
+    for count, last in enumerate(token_ids, 1):
+        text = spell(token_ids[:count])
+        starts = [text.find(stop) for stop in params.stop_strings if stop in text]
+        is_end_token = last in eos or last in params.stop_token_ids
+        if last in eos:
+            reason = FinishReason.EOS
+        elif is_end_token or starts:
+            reason = FinishReason.STOP
+        elif count == params.max_new_tokens:
+            reason = FinishReason.LENGTH
+        elif len(prompt) + count == context:
+            reason = FinishReason.CONTEXT
+        else:
+            continue
+        if is_end_token:
+            text = spell(token_ids[: count - 1])
         elif starts:
             text = text[: min(starts)]
-        return Truth(
-            choices=future.choices[:count],
-            logits=np.stack(future.logits[:count]),
-            text=text,
-            finish_reason=reason,
-            future=(*prompt, *future.token_ids),
-        )
+        return End(count=count, text=text, finish_reason=reason)
+    raise AssertionError("the tokens do not reach the end")
+
+
+class PlainText:
+    """Text of token ids of a byte-level tokenizer: their bytes, joined and decoded at once.
+
+    A character whose last bytes are missing is left out, and so are special tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._token_bytes = _token_bytes(tokenizer)
+
+    def __call__(self, token_ids: Sequence[int]) -> str:
+        spelled = b"".join(self._token_bytes[token_id] for token_id in token_ids)
+        return codecs.utf_8_decode(spelled, "replace", False)[0]
 
 
 def _token_bytes(tokenizer: Tokenizer) -> list[bytes]:
@@ -257,7 +293,8 @@ def _token_bytes(tokenizer: Tokenizer) -> list[bytes]:
     return [
         b"" if token_id in special else bytes(byte_of.get(letter, 0xFF) for letter in text)
         for token_id, text in (
-            (token_id, tokenizer.backend.id_to_token(token_id)) for token_id in range(VOCAB_SIZE)
+            (token_id, tokenizer.backend.id_to_token(token_id))
+            for token_id in range(tokenizer.vocab_size)
         )
     ]
 
@@ -271,25 +308,44 @@ def make_case(index: int, slow: SlowDecoder) -> tuple[Case, list[Truth]]:
         tuple(rng.integers(VOCAB_SIZE, size=rng.integers(1, LONGEST_PROMPT + 1)).tolist())
         for _ in range(batch)
     ]
-    wishes = [_draw_params(rng, slow.tokenizer) for _ in prompts]
+    wishes = [
+        draw_params(rng, slow.tokenizer, k_max=K_MAX, most_new_tokens=MOST_NEW_TOKENS)
+        for _ in prompts
+    ]
     futures = [
         slow.look_ahead(prompt, wish, model_seed=model_seed)
         for prompt, wish in zip(prompts, wishes, strict=True)
     ]
-    eos = _draw_ends(rng, futures[0].token_ids, most=3)
+    eos = draw_ends(rng, futures[0].token_ids, VOCAB_SIZE, most=3)
     longest = max(map(len, prompts))
     context = longest + int(rng.integers(1, 12)) if rng.random() < 0.3 else 200
     requests, truths = [], []
     for prompt, wish, future in zip(prompts, wishes, futures, strict=True):
         params = replace(
             wish,
-            stop=_draw_stops(rng, slow.text(future.token_ids)),
-            stop_token_ids=_draw_ends(rng, future.token_ids, most=2),
+            stop=draw_stops(rng, slow.spell(future.token_ids)),
+            stop_token_ids=draw_ends(rng, future.token_ids, VOCAB_SIZE, most=2),
         )
         if params.min_new_tokens:
             held_back = {*params.stop_token_ids, *(() if params.ignore_eos else eos)}
             future = slow.look_ahead(prompt, params, model_seed=model_seed, held_back=held_back)
-        truths.append(slow.end(prompt, params, future, eos_token_ids=eos, context=context))
+        end = find_end(
+            prompt,
+            future.token_ids,
+            params,
+            spell=slow.spell,
+            eos_token_ids=eos,
+            context=context,
+        )
+        truths.append(
+            Truth(
+                choices=future.choices[: end.count],
+                logits=np.stack(future.logits[: end.count]),
+                text=end.text,
+                finish_reason=end.finish_reason,
+                future=(*prompt, *future.token_ids),
+            )
+        )
         requests.append(
             Request(
                 prompt=prompt,
@@ -310,15 +366,25 @@ def make_case(index: int, slow: SlowDecoder) -> tuple[Case, list[Truth]]:
     return case, truths
 
 
-def _draw_params(rng: np.random.Generator, tokenizer: Tokenizer) -> SamplingParams:
-    """Everything but stops, which are drawn from what the model says."""
+def draw_params(
+    rng: np.random.Generator, tokenizer: Tokenizer, *, k_max: int, most_new_tokens: int
+) -> SamplingParams:
+    """Everything but stops, which are drawn from what the model says.
+
+    Args:
+        rng: draws.
+        tokenizer: of the model; its texts are spelled by some processors.
+        k_max: largest lookahead length.
+        most_new_tokens: largest `max_new_tokens`.
+    """
+    vocab_size = tokenizer.vocab_size
 
     def pick(*values: Any, usual: float = 0.6) -> Any:
         """The first value with probability `usual`, else one of the others."""
         return values[0] if rng.random() < usual else values[int(rng.integers(1, len(values)))]
 
-    max_new_tokens = int(rng.integers(1, MOST_NEW_TOKENS + 1))
-    biased = rng.integers(VOCAB_SIZE, size=rng.integers(1, 6)).tolist()
+    max_new_tokens = int(rng.integers(1, most_new_tokens + 1))
+    biased = rng.integers(vocab_size, size=rng.integers(1, 6)).tolist()
     biases = {int(t): float(rng.choice([-100, -3, 0.5, 6, 25])) for t in biased}
     spelled = tuple(tokenizer.encode(str(rng.choice(_TEXTS)), add_special_tokens=False))
     processors: tuple[LogitsProcessor, ...] = pick(
@@ -343,24 +409,26 @@ def _draw_params(rng: np.random.Generator, tokenizer: Tokenizer) -> SamplingPara
         logit_bias=biases if rng.random() < 0.3 else {},
         seed=int(rng.integers(-(2**62), 2**62)),
         ignore_eos=bool(rng.random() < 0.15),
-        logprobs=pick(None, 0, 1, 5, VOCAB_SIZE, usual=0.5),
+        logprobs=pick(None, 0, 1, 5, 320, usual=0.5),
         logits_processors=processors,
-        k=pick(K_MAX, None, 0, 1, 2, 3, 4, 5, usual=0.2),
+        k=pick(None, *range(k_max + 1), usual=0.2),
         layout=pick(None, *Layout, usual=0.2),
         strict=bool(rng.random() < 0.25),
     )
 
 
-def _draw_ends(rng: np.random.Generator, said: Sequence[int], *, most: int) -> tuple[int, ...]:
+def draw_ends(
+    rng: np.random.Generator, said: Sequence[int], vocab_size: int, *, most: int
+) -> tuple[int, ...]:
     """Token ids that end an output: some of what would be said, or any."""
     ends = [
-        int(rng.choice(said)) if rng.random() < 0.35 else int(rng.integers(VOCAB_SIZE))
+        int(rng.choice(said)) if rng.random() < 0.35 else int(rng.integers(vocab_size))
         for _ in range(rng.integers(most + 1))
     ]
     return tuple(dict.fromkeys(ends))
 
 
-def _draw_stops(rng: np.random.Generator, said: str) -> str | tuple[str, ...]:
+def draw_stops(rng: np.random.Generator, said: str) -> str | tuple[str, ...]:
     """Stop strings: pieces of what would be said, with a wrong end now and then, or any."""
     stops = []
     for _ in range(rng.choice([0, 1, 2, 4], p=[0.45, 0.25, 0.2, 0.1])):

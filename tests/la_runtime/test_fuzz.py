@@ -79,8 +79,8 @@ def test_a_token_s_bytes_are_those_that_the_tokenizer_decodes(slow):
     """The truth joins bytes itself; on whole texts that must be what the library does."""
     for text in ("né — 日本 🙂 ok.", "The cat sat\non the mat.", "ɐ ߿ ࠀ  𐀀 􏿿"):
         token_ids = slow.tokenizer.encode(text, add_special_tokens=False)
-        assert slow.text([0, *token_ids, 2]) == slow.tokenizer.decode(token_ids) == text
-    assert slow.text(slow.tokenizer.encode("ab🙂", add_special_tokens=False)[:-1]) == "ab"
+        assert slow.spell([0, *token_ids, 2]) == slow.tokenizer.decode(token_ids) == text
+    assert slow.spell(slow.tokenizer.encode("ab🙂", add_special_tokens=False)[:-1]) == "ab"
 
 
 def noise_depends_on_the_place_in_the_batch(monkeypatch):

@@ -131,7 +131,7 @@ def test_a_full_queue_is_known_before_the_first_chunk(tiny_bundle):
         while not engine.backend.at_gate.is_set():
             await asyncio.sleep(0)
         streams.append(engine.astream(PROMPT, max_new_tokens=2))
-        with pytest.raises(QueueFullError, match="1 requests are waiting"):
+        with pytest.raises(QueueFullError, match="the queue is full: 1 waiting"):
             engine.astream(PROMPT)
         engine.backend.gate.set()
         for stream in streams:

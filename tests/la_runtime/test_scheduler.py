@@ -183,7 +183,8 @@ def test_a_full_queue_refuses_and_goes_on(tiny_bundle):
 
         for refused in (engine.generate, engine.stream):
             with pytest.raises(
-                QueueFullError, match=r"2 requests are waiting, .* ask again later, .* max_queue"
+                QueueFullError,
+                match=r"the queue is full: 2 waiting, at most 2; ask again later, .* max_queue",
             ):
                 refused("One")
         engine.backend.gate.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from la_export.verify.tokens import Verdict, compare_tokens
+from la_export.verify.tokens import Comparisons, Verdict, compare_tokens, excuse_allowance
 
 EPSILON = 0.5
 
@@ -31,3 +31,46 @@ def test_only_a_near_tie_at_the_first_difference_excuses(
     assert comparison.verdict is verdict
     assert comparison.num_compared == num_compared
     assert (comparison.position, comparison.margin) == (position, margin)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "allowed"), [(0, 1), (4_999, 1), (9_999, 1), (10_000, 2), (50_000, 10)]
+)
+def test_one_token_in_5000_may_be_excused_and_one_always(num_tokens, allowed):
+    assert excuse_allowance(num_tokens) == allowed
+
+
+def test_a_near_tie_met_in_several_ways_is_excused_once():
+    comparisons = Comparisons(epsilon=EPSILON)
+
+    for way in ("k=2", "k=4"):
+        comparisons.compare("text", way, (1, 2, 3), (1.0, 0.4, 1.0), (1, 9, 9))
+
+    assert len(comparisons.near_ties) == 1
+    assert comparisons.num_tokens == 4
+    assert comparisons.problems == ()
+
+
+def test_more_near_ties_than_allowed_are_a_problem_and_each_is_listed():
+    comparisons = Comparisons(epsilon=EPSILON)
+
+    comparisons.compare("one", "k=2", (1, 2, 3), (1.0, 0.4, 1.0), (1, 9, 9))
+    comparisons.compare("two", "k=2", (1, 2, 3), (0.1, 0.4, 1.0), (7, 9, 9))
+
+    assert comparisons.problems == (
+        "2 near-ties, allowed 1",
+        "one, k=2: new token 1 is 9, expected 2 (margin 0.4, epsilon 0.5)",
+        "two, k=2: new token 0 is 7, expected 1 (margin 0.1, epsilon 0.5)",
+    )
+
+
+def test_a_difference_names_text_way_place_tokens_and_margin():
+    comparisons = Comparisons(epsilon=EPSILON)
+
+    comparisons.compare("text", "k=4 full", (1, 2, 3), (1.0, 1.0, 0.7), (1, 2, 9))
+    comparisons.compare("text", "k=2 full", (1, 2, 3), (1.0, 1.0, 0.7), (1, 2))
+
+    assert comparisons.problems == (
+        "text, k=4 full: new token 2 is 9, expected 3 (margin 0.7, epsilon 0.5)",
+        "text, k=2 full: new token 2 is missing, expected 3 (margin 0, epsilon 0.5)",
+    )

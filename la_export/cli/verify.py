@@ -1,0 +1,197 @@
+"""`la-export verify`: prove that a bundle says what its model says, and certify it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from la_runtime.errors import NotRunError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from la_export.verify.reference import SourceModel
+    from la_export.verify.verification import Bisect, OpenSource
+    from la_runtime.bundle import Bundle, Manifest
+
+__all__ = ["verify_command"]
+
+
+@click.command("verify")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option(
+    "--reference",
+    type=click.Choice(["torch", "self"]),
+    default="torch",
+    show_default=True,
+    help="torch: the checkpoint in PyTorch. self: the bundle's own plain decoding, torch-free.",
+)
+@click.option(
+    "--model",
+    metavar="MODEL",
+    help="Where the checkpoint is now.  [default: where the bundle was made from]",
+)
+@click.option(
+    "--prompts",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Texts to compare on: one a line, or .jsonl with 'prompt' or 'turns'.",
+)
+@click.option(
+    "--k",
+    "lookahead_lengths",
+    type=int,
+    multiple=True,
+    metavar="K",
+    help="Lookahead length to compare; repeat for several.  [default: those built]",
+)
+@click.option("--backend", default="ort-cpu", show_default=True, help="What runs the graph.")
+@click.option(
+    "--quick",
+    is_flag=True,
+    help="Few prompts and tokens: a minute or two for a small model, and no certificate.",
+)
+@click.option(
+    "--threads",
+    type=click.IntRange(0, 1024),
+    default=0,
+    metavar="N",
+    help="CPU threads of a pass.  [default: the library's choice]",
+)
+@click.option("--bisect", is_flag=True, help="Name the layer where logits depart from PyTorch's.")
+@click.option("--no-certificate", is_flag=True, help="Leave the manifest as it is.")
+@click.option(
+    "--junit", type=click.Path(path_type=Path), metavar="FILE", help="Also write JUnit's XML."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress and no table.")
+def verify_command(
+    bundle: Path,
+    reference: str,
+    model: str | None,
+    prompts: Path | None,
+    lookahead_lengths: tuple[int, ...],
+    backend: str,
+    threads: int,
+    junit: Path | None,
+    *,
+    quick: bool,
+    bisect: bool,
+    no_certificate: bool,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Climb the ladder of 16 proofs for BUNDLE.
+
+    Writes reports/verify-<time>.json into the bundle and, after a full run in which nothing
+    failed, a certificate into its manifest. Ends with 0 if it is verified, 1 if a rung failed,
+    3 if one could not be run.
+    """
+    _check_options(reference, model, junit, bisect=bisect)
+    from la_export.cli.console import make_console
+    from la_export.cli.ladder import RungLines, print_ladder
+    from la_export.verify.ladder import FULL, QUICK
+    from la_export.verify.prompts import read_prompts
+    from la_export.verify.report import write_junit
+    from la_export.verify.verification import VerifyOptions, departs, publish, verify
+
+    options = VerifyOptions(
+        bundle=bundle,
+        backend=backend,
+        lookahead_lengths=tuple(sorted(set(lookahead_lengths))),
+        prompts=() if prompts is None else read_prompts(prompts),
+        settings=QUICK if quick else FULL,
+        threads=threads,
+    )
+    open_source: OpenSource | None = None
+    if reference == "torch":
+        _load_torch()
+        open_source = _source_opener(model, threads)
+    console = make_console(quiet=quiet)
+    with RungLines(console) as progress:
+        report, opened = verify(
+            options,
+            open_source=open_source,
+            bisect=_make_bisect(threads) if bisect else None,
+            progress=progress,
+        )
+    path = None if opened is None else publish(report, opened, certify=not no_certificate)
+    if junit is not None:
+        write_junit(report, junit)
+    print_ladder(report, console)
+    if open_source is not None and not bisect and departs(report.results):
+        console.print("note: --bisect names the layer where the logits depart from PyTorch's")
+    if opened is None:
+        click.echo(f"error: {report.results[0].detail}", err=True)
+    elif path is not None:
+        console.print(f"report {path}")
+    click.echo(json.dumps(report.record(), indent=2) if as_json else report.verdict)
+    click.get_current_context().exit(int(report.exit_code))
+
+
+def _check_options(reference: str, model: str | None, junit: Path | None, *, bisect: bool) -> None:
+    """Refuse what cannot be right before the long work."""
+    if reference == "self" and model is not None:
+        raise UsageError("--model is for --reference torch; leave one of the two out")
+    if reference == "self" and bisect:
+        raise UsageError("--bisect compares with PyTorch; use it with --reference torch")
+    if junit is not None and not (
+        junit.absolute().parent.is_dir()
+        and os.access(junit.absolute().parent, os.W_OK)
+        and not junit.is_dir()
+    ):
+        raise UsageError(f"--junit {junit} cannot be written; give a file in a writable folder")
+
+
+def _load_torch() -> None:
+    """Load PyTorch and what reads checkpoints, quietly.
+
+    Raises:
+        NotRunError: a package is missing; a verification against PyTorch was then not run.
+    """
+    from la_export.cli.console import quiet_libraries
+
+    try:
+        quiet_libraries(verbose=False)
+        import la_export.verify.source_model  # noqa: F401
+    except ModuleNotFoundError as error:
+        package = (error.name or str(error)).partition(".")[0]
+        if package in ("la_export", "la_runtime"):
+            raise
+        raise NotRunError(
+            f"--reference torch needs the package {package}, which is not installed; run: "
+            "pip install 'lookahead-attention[export,cpu]', or use --reference self"
+        ) from error
+
+
+def _source_opener(model: str | None, threads: int) -> OpenSource:
+    from la_export.verify.source_model import open_source
+
+    def open_it(manifest: Manifest) -> SourceModel:
+        return open_source(manifest, model, threads=threads)
+
+    return open_it
+
+
+def _make_bisect(threads: int) -> Bisect:
+    from la_export.reference import TorchReference
+    from la_export.verify.bisect import find_departure
+
+    def bisect(bundle: Bundle, source: SourceModel, token_ids: Sequence[int]) -> str:
+        assert isinstance(source.reference, TorchReference), "checked by the options"
+        found = find_departure(bundle, source.reference, token_ids, threads=threads)
+        if found.layer is None:
+            return (
+                f"bisect: no hidden state of the portable graph departs from PyTorch's; the "
+                f"largest difference is {found.difference:.2g} of its size"
+            )
+        return (
+            f"bisect: {found.layer} is the first to depart from PyTorch, by "
+            f"{found.difference:.2g} of its size (at most {found.bound:.0e})"
+        )
+
+    return bisect

@@ -1,0 +1,113 @@
+"""What a rung of the ladder finds: figures against bounds, and whatever differed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+__all__ = ["Figure", "Finding", "RungResult", "Status", "join_problems"]
+
+_SHOWN_PROBLEMS: Final = 3
+
+
+class Status(StrEnum):
+    """How a rung ended.
+
+    ``skipped``: it has no meaning for this reference or bundle, and the detail says why.
+    ``could_not_run``: it broke off, so that nothing is known.
+    """
+
+    PASSED = "passed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    COULD_NOT_RUN = "could_not_run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One measured value.
+
+    Args:
+        name: what was measured.
+        value: how much.
+        bound: the largest value that passes; None when it is only reported.
+    """
+
+    name: str
+    value: float
+    bound: float | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the bound is kept; NaN keeps none."""
+        return self.bound is None or self.value <= self.bound
+
+    def __str__(self) -> str:
+        shown = f"{self.name} {self.value:.3g}"
+        return shown if self.bound is None else f"{shown} (at most {self.bound:.3g})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What a rung reports.
+
+    Args:
+        figures: what was measured.
+        problems: what differed, one line each, the first ones first; any fails the rung.
+        detail: what was compared, in a line.
+        skipped: why nothing was; empty when something was.
+    """
+
+    figures: tuple[Figure, ...] = ()
+    problems: tuple[str, ...] = ()
+    detail: str = ""
+    skipped: str = ""
+
+    @property
+    def status(self) -> Status:
+        """``failed`` with any problem or any bound broken."""
+        if self.skipped:
+            return Status.SKIPPED
+        is_good = not self.problems and all(figure.is_kept for figure in self.figures)
+        return Status.PASSED if is_good else Status.FAILED
+
+    @property
+    def explanation(self) -> str:
+        """One line: what went wrong, else what was compared."""
+        broken = [f"{figure} is out of bounds" for figure in self.figures if not figure.is_kept]
+        wrong = [*self.problems, *broken]
+        return self.skipped or (join_problems(wrong) if wrong else self.detail)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RungResult:
+    """One rung of a ladder that was climbed.
+
+    Args:
+        number: from 1.
+        name: of the rung.
+        status: how it ended.
+        figures: what was measured.
+        detail: what differed, or what was compared, or why it did not run.
+        seconds: wall time.
+    """
+
+    number: int
+    name: str
+    status: Status
+    figures: tuple[Figure, ...]
+    detail: str
+    seconds: float
+
+    def __post_init__(self) -> None:
+        assert math.isfinite(self.seconds), "a rung takes a time"
+
+
+def join_problems(problems: Sequence[str]) -> str:
+    """The first few problems in one line, and how many more there are."""
+    shown = "; ".join(problems[:_SHOWN_PROBLEMS])
+    more = len(problems) - _SHOWN_PROBLEMS
+    return f"{shown}; and {more} more" if more > 0 else shown

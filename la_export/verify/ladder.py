@@ -1,0 +1,423 @@
+"""What every rung works with, and the climb itself.
+
+Expensive things that several rungs need, such as plain decoding of every prompt, are made when
+first asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property
+from itertools import cycle, islice, product
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from la_export.verify.decoding import Decoded, decode
+from la_export.verify.epsilon import measure_epsilon
+from la_export.verify.findings import Figure, Finding, RungResult, Status
+from la_export.verify.probes import BorrowedBackend, GivenProposals
+from la_export.verify.prompts import PROMPTS, LadderPrompt
+from la_export.verify.reference import OwnReference, Reference, SourceModel
+from la_export.verify.tokens import EPSILON_LIMIT_FP32
+from la_runtime.backends.base import Backend
+from la_runtime.bundle import Bundle, Manifest
+from la_runtime.chat import CHAT_TEMPLATE_NAME
+from la_runtime.contract import Name
+from la_runtime.errors import (
+    BundleError,
+    CheckError,
+    LookaheadError,
+    NonFiniteScoreError,
+    NotRunError,
+)
+from la_runtime.generation import Engine
+from la_runtime.layout import Layout
+from la_runtime.sampling import SamplingParams
+
+__all__ = [
+    "FULL",
+    "QUICK",
+    "Configuration",
+    "EncodedPrompt",
+    "Ladder",
+    "LadderProgress",
+    "LadderSettings",
+    "LookaheadRun",
+    "Proposals",
+    "Rung",
+    "climb",
+]
+
+logger = logging.getLogger(__name__)
+
+# A wider block than any step needs, so that prefill has room beside the lookaheads.
+_PREFILL_ROOM: Final = 32
+_CUT_STEP: Final = 5
+_CUT_LENGTHS: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LadderSettings:
+    """How much a ladder compares.
+
+    Args:
+        prompts: of the shipped ones; a user's file is used whole.
+        prompt_tokens: longest prompt; longer ones are cut.
+        new_tokens: decoded from each prompt.
+        every_prompt: compare every prompt in every configuration, not each in one of them.
+        epsilon_positions: positions over which epsilon is measured.
+        fixed_width_prompts: prompts decoded at one width.
+        seeds: of sampled decoding.
+        cuts: places at which an ending is forced.
+        long_prompt: tokens of the longest odd prompt.
+        perplexity_tokens: tokens whose perplexity is taken.
+    """
+
+    prompts: int
+    prompt_tokens: int
+    new_tokens: int
+    every_prompt: bool
+    epsilon_positions: int
+    fixed_width_prompts: int
+    seeds: int
+    cuts: int
+    long_prompt: int
+    perplexity_tokens: int
+
+
+FULL: Final = LadderSettings(
+    prompts=len(PROMPTS),
+    prompt_tokens=192,
+    new_tokens=32,
+    every_prompt=True,
+    epsilon_positions=1000,
+    fixed_width_prompts=2,
+    seeds=20,
+    cuts=4,
+    long_prompt=1536,
+    perplexity_tokens=512,
+)
+QUICK: Final = LadderSettings(
+    prompts=5,
+    prompt_tokens=48,
+    new_tokens=10,
+    every_prompt=False,
+    epsilon_positions=64,
+    fixed_width_prompts=1,
+    seeds=2,
+    cuts=1,
+    long_prompt=160,
+    perplexity_tokens=96,
+)
+
+
+class Proposals(StrEnum):
+    """Whose proposals are verified: the bundle's ``own``, or ``given`` ones, mostly right."""
+
+    OWN = "own"
+    GIVEN = "given"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """One way to decode with lookaheads."""
+
+    k: int
+    layout: Layout
+    proposals: Proposals
+
+    def __str__(self) -> str:
+        return f"k={self.k} {self.layout} with {self.proposals} proposals"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedPrompt:
+    """A prompt as token ids."""
+
+    name: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookaheadRun:
+    """What one prompt gave with lookaheads."""
+
+    prompt: EncodedPrompt
+    configuration: Configuration
+    decoded: Decoded
+
+
+class Ladder:
+    """A bundle under verification, and what it is compared with.
+
+    Args:
+        bundle: opened, its digests checked.
+        backend: its graph.
+        source: the checkpoint; None compares the bundle with itself.
+        settings: how much is compared.
+        lookahead_lengths: values of k; those the bundle was built for when empty.
+        prompts: texts; the shipped ones when empty.
+        layouts: where lookaheads stand.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        backend: Backend,
+        *,
+        source: SourceModel | None,
+        settings: LadderSettings = FULL,
+        lookahead_lengths: Sequence[int] = (),
+        prompts: Sequence[LadderPrompt] = (),
+        layouts: Sequence[Layout] = tuple(Layout),
+    ) -> None:
+        self.bundle = bundle
+        self.backend = backend
+        self.source = source
+        self.settings = settings
+        self.own_reference: Reference = OwnReference(backend)
+        self.reference = self.own_reference if source is None else source.reference
+        self.engine = Engine(bundle, BorrowedBackend(backend), k=0)
+        built = self.manifest.lookahead_lengths
+        self.lookahead_lengths = tuple(k for k in lookahead_lengths or built if k > 0)
+        self.layouts = tuple(layouts)
+        texts = prompts or PROMPTS[: settings.prompts]
+        self.prompts = tuple(self._encode(prompt, index) for index, prompt in enumerate(texts))
+
+    @property
+    def manifest(self) -> Manifest:
+        """The bundle's."""
+        return self.bundle.manifest
+
+    @property
+    def context(self) -> int:
+        """Number of positions the model has."""
+        return self.manifest.model.context
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens to decode, as many as fit behind the longest prompt."""
+        return min(self.settings.new_tokens, self.context - self._longest_prompt)
+
+    @property
+    def _longest_prompt(self) -> int:
+        return min(self.settings.prompt_tokens, max(1, self.context // 2))
+
+    def _encode(self, prompt: LadderPrompt, index: int) -> EncodedPrompt:
+        """A prompt's tokens; those that are cut are cut at different lengths."""
+        is_chat = prompt.is_question and self.has_chat_template
+        token_ids = self.engine.encode(prompt.text, chat=is_chat)
+        limit = max(1, self._longest_prompt - _CUT_STEP * (index % _CUT_LENGTHS))
+        return EncodedPrompt(name=prompt.name, token_ids=token_ids[:limit])
+
+    @cached_property
+    def own_vectors(self) -> NDArray[np.float32]:
+        """The bundle's lookahead vectors, [k_max, hidden] float32."""
+        path = self.bundle.path(self.manifest.lookahead.path)
+        try:
+            vectors: NDArray[np.float32] = load_file(path)[Name.LOOKAHEAD_EMBEDDINGS]
+        except (KeyError, SafetensorError) as error:
+            raise BundleError(f"{path} holds no lookahead vectors ({error})") from error
+        return vectors
+
+    @cached_property
+    def has_chat_template(self) -> bool:
+        """Whether questions go into a template."""
+        return self.bundle.has(CHAT_TEMPLATE_NAME)
+
+    @cached_property
+    def configurations(self) -> tuple[Configuration, ...]:
+        """Every k, layout and origin of proposals."""
+        return tuple(
+            Configuration(k=k, layout=layout, proposals=proposals)
+            for k, layout, proposals in product(self.lookahead_lengths, self.layouts, Proposals)
+        )
+
+    @cached_property
+    def chosen_configurations(self) -> tuple[Configuration, ...]:
+        """Those that the slow rungs compare: all of them, or a few that hold each k and layout.
+
+        The few are given their proposals, because those stand; the last one takes the bundle's.
+        """
+        if self.settings.every_prompt or not self.lookahead_lengths:
+            return self.configurations
+        layouts = islice(cycle(self.layouts), len(self.lookahead_lengths))
+        given = (
+            Configuration(k=k, layout=layout, proposals=Proposals.GIVEN)
+            for k, layout in zip(reversed(self.lookahead_lengths), layouts, strict=True)
+        )
+        own = replace(self.configurations[-1], proposals=Proposals.OWN, layout=self.layouts[0])
+        return (*given, own)
+
+    def greedy(self, configuration: Configuration | None = None) -> SamplingParams:
+        """Parameters of greedy decoding, plain without a configuration; end tokens are ignored."""
+        if configuration is None:
+            return SamplingParams(k=0, max_new_tokens=self.new_tokens, ignore_eos=True)
+        return SamplingParams(
+            k=configuration.k,
+            layout=configuration.layout,
+            max_new_tokens=self.new_tokens,
+            ignore_eos=True,
+        )
+
+    def borrowed(self) -> Backend:
+        """The backend for an engine that will close it."""
+        return BorrowedBackend(self.backend)
+
+    def proposing(
+        self,
+        configuration: Configuration,
+        text: Sequence[int],
+        backend: Backend | None = None,
+    ) -> Backend:
+        """A backend whose slots propose as the configuration says.
+
+        Args:
+            configuration: whose proposals.
+            text: prompt and plain decoding's tokens, the proposals to give.
+            backend: what runs the graph; the bundle's own when not given.
+        """
+        backend = backend or self.backend
+        if configuration.proposals is Proposals.OWN:
+            return backend
+        return GivenProposals(backend, [text])
+
+    def decode(self, prompt: Sequence[int], params: SamplingParams) -> Decoded:
+        """Decode one prompt on the bundle's own backend."""
+        (decoded,) = decode(self.backend, self.manifest, [prompt], [params])
+        return decoded
+
+    @cached_property
+    def plain_runs(self) -> Mapping[str, Decoded]:
+        """Plain greedy decoding by the name of the prompt."""
+        return {p.name: self.decode(p.token_ids, self.greedy()) for p in self.prompts}
+
+    def text(self, prompt: EncodedPrompt) -> tuple[int, ...]:
+        """A prompt and what plain decoding makes of it."""
+        return (*prompt.token_ids, *self.plain_runs[prompt.name].token_ids)
+
+    @cached_property
+    def lookahead_runs(self) -> tuple[LookaheadRun, ...]:
+        """Greedy decoding with lookaheads, of every prompt or of each in one configuration."""
+        pairs = (
+            product(self.configurations, self.prompts)
+            if self.settings.every_prompt
+            else zip(self.configurations, cycle(self.prompts), strict=False)
+        )
+        runs = []
+        for configuration, prompt in pairs:
+            backend = self.proposing(configuration, self.text(prompt))
+            params = self.greedy(configuration)
+            (decoded,) = decode(backend, self.manifest, [prompt.token_ids], [params])
+            runs.append(LookaheadRun(prompt=prompt, configuration=configuration, decoded=decoded))
+        return tuple(runs)
+
+    @cached_property
+    def long_text(self) -> tuple[int, ...]:
+        """Prompts and what they gave, over and over, as long as the context."""
+        tokens = [token for prompt in self.prompts for token in self.text(prompt)]
+        return tuple(islice(cycle(tokens), self.context))
+
+    @cached_property
+    def measured_epsilon(self) -> float:
+        """Margin of a near-tie, measured; see `epsilon.measure_epsilon`."""
+        positions = min(self.settings.epsilon_positions, self.context)
+        return measure_epsilon(
+            self.backend,
+            self.long_text[:positions],
+            widths=self.block_widths,
+            context=self.context,
+        )
+
+    @property
+    def epsilon(self) -> float:
+        """Margin of a near-tie: the measured one, as far as it is allowed."""
+        return min(self.measured_epsilon, EPSILON_LIMIT_FP32)
+
+    @property
+    def block_widths(self) -> tuple[int, ...]:
+        """Rows of the widest step of every k and layout."""
+        widths = {c.layout.max_rows(c.k) for c in self.configurations}
+        return tuple(sorted(widths)) or (_PREFILL_ROOM,)
+
+    def fixed_width(self, configuration: Configuration) -> int:
+        """A width that holds every step of the configuration and some prompt."""
+        return configuration.layout.max_rows(configuration.k) + _PREFILL_ROOM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rung:
+    """One rung: its number and name, and the check."""
+
+    number: int
+    name: str
+    check: Callable[[Ladder], Finding]
+
+
+class LadderProgress(Protocol):
+    """Is told of each rung as it begins and ends."""
+
+    def start(self, rung: Rung) -> None:
+        """A rung begins."""
+        ...
+
+    def finish(self, result: RungResult) -> None:
+        """A rung has ended."""
+        ...
+
+
+def climb(
+    ladder: Ladder, rungs: Sequence[Rung], progress: LadderProgress | None = None
+) -> tuple[RungResult, ...]:
+    """Check every rung, whatever the ones before it found.
+
+    A rung that breaks off with an error of ours has failed if the error says that the bundle or
+    its model is at fault; any other error means that it could not run.
+    """
+    results = []
+    for rung in rungs:
+        if progress is not None:
+            progress.start(rung)
+        results.append(_check(ladder, rung))
+        if progress is not None:
+            progress.finish(results[-1])
+    return tuple(results)
+
+
+def _check(ladder: Ladder, rung: Rung) -> RungResult:
+    began = time.perf_counter()
+    figures: tuple[Figure, ...] = ()
+    try:
+        finding = _run(ladder, rung)
+    except (BundleError, CheckError, NonFiniteScoreError) as error:
+        status, detail = Status.FAILED, str(error)
+    except LookaheadError as error:
+        status, detail = Status.COULD_NOT_RUN, str(error)
+    else:
+        status, detail, figures = finding.status, finding.explanation, finding.figures
+    return RungResult(
+        number=rung.number,
+        name=rung.name,
+        status=status,
+        figures=figures,
+        detail=" ".join(detail.split()),
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _run(ladder: Ladder, rung: Rung) -> Finding:
+    try:
+        return rung.check(ladder)
+    except LookaheadError:
+        raise
+    except Exception as error:  # of any library below; what it means for the bundle is unknown
+        logger.info("rung %d broke off", rung.number, exc_info=True)
+        raise NotRunError(f"{type(error).__name__}: {error}") from error

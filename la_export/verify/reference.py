@@ -1,0 +1,122 @@
+"""What a bundle is compared with: a plain causal pass over a whole text.
+
+`torch` is transformers' own model; it is opened by `source_model` and by nobody here. `self` is
+the bundle's graph, read without cache, drafts, slots or padding: it vouches for everything
+that decoding adds, and not for the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from la_runtime.backends.base import Backend, CacheSizing, Outputs, StepInputs
+from la_runtime.bundle import Bundle
+from la_runtime.contract import masked_value
+
+__all__ = ["OwnReference", "Reference", "SourceModel"]
+
+
+class Reference(Protocol):
+    """Reads a text in one causal pass."""
+
+    def scores(
+        self,
+        token_ids: Sequence[int],
+        lookahead_embeddings: NDArray[np.float32] | None = None,
+        *,
+        position_ids: Sequence[int] | None = None,
+    ) -> NDArray[np.float32]:
+        """Logits [tokens, vocab_size] after every token.
+
+        Args:
+            token_ids: [tokens]; ids >= vocab_size are lookahead tokens.
+            lookahead_embeddings: [k_max, hidden], needed for such ids alone.
+            position_ids: [tokens]; 0, 1, 2, ... when not given.
+        """
+        ...
+
+
+class SourceModel(Protocol):
+    """The checkpoint a bundle was made from, read by transformers' own code."""
+
+    @property
+    def reference(self) -> Reference:
+        """Its model in PyTorch."""
+        ...
+
+    def end_token_ids(self) -> Mapping[str, tuple[int, ...]]:
+        """Tokens that end a text, by where the checkpoint says so."""
+        ...
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids without special tokens."""
+        ...
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool
+    ) -> str | None:
+        """Text of a conversation; None without a chat template."""
+        ...
+
+    def check_graphs(self, bundle: Bundle) -> str:
+        """Compare the graph files with the contract; what was found, in a line.
+
+        Raises:
+            CheckError: one breaks it.
+        """
+        ...
+
+    def find_nonfinite_weight(self, graph: Path) -> str | None:
+        """Name of a weight of a graph that holds NaN or infinity."""
+        ...
+
+
+class OwnReference:
+    """The bundle's own graph, one causal pass a text and nothing else in it.
+
+    Builds its inputs by itself, so that it shares neither masks, layouts nor cache with decoding.
+
+    Args:
+        backend: what runs the graph; the lookahead vectors are those bound to it.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def scores(
+        self,
+        token_ids: Sequence[int],
+        lookahead_embeddings: NDArray[np.float32] | None = None,
+        *,
+        position_ids: Sequence[int] | None = None,
+    ) -> NDArray[np.float32]:
+        """See `Reference.scores`."""
+        del lookahead_embeddings  # bound to the backend
+        contract = self._backend.contract
+        count = len(token_ids)
+        positions = range(count) if position_ids is None else position_ids
+        seen = np.tri(count, dtype=np.bool_)
+        mask = np.where(seen, 0.0, masked_value(contract.compute_dtype))
+        state = self._backend.allocate(1, CacheSizing.EXACT)
+        scores = self._backend.forward(
+            state,
+            StepInputs(
+                input_ids=np.asarray([token_ids], dtype=np.int64),
+                position_ids=np.asarray([positions], dtype=np.int64),
+                attention_mask=mask[None, None].astype(np.dtype(contract.compute_dtype)),
+                logits_rows=np.arange(count)[None],
+                outputs=Outputs.LOGITS,
+            ),
+        )
+        logits: NDArray[np.float32] = scores.logits()[0].copy()
+        state.close()
+        return logits

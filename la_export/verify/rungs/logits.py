@@ -1,0 +1,192 @@
+"""Rungs 2 and 10: logits of tokens and of slots against the reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from la_export.verify.findings import Figure, Finding
+from la_export.verify.ladder import EncodedPrompt, Ladder
+from la_export.verify.passes import lookahead_vectors, random_vectors, read_text, score_rows
+from la_export.verify.tokens import EPSILON_LIMIT_FP32
+from la_runtime.backends.base import CacheSizing
+from la_runtime.layout import Group, GroupMask, make_rows
+
+__all__ = ["KL_BOUND", "LOGITS_BOUND", "LogitDifferences", "check_logits", "check_slot_logits"]
+
+# Share of the logits' range; float32 kernels that sum in another order differ by 1e-6 to 1e-5.
+LOGITS_BOUND: Final = 1e-4
+# Two distributions whose logits differ by 1e-4 of a range of 40 are at most about this far apart.
+KL_BOUND: Final = 1e-5
+_CHUNK: Final = 16
+_NUM_DRAFTS: Final = 2
+
+
+@dataclass(slots=True)
+class LogitDifferences:
+    """Logits compared with the reference's, text by text.
+
+    Args:
+        bound: largest difference, as a share of the range of the true logits.
+    """
+
+    bound: float = LOGITS_BOUND
+    largest: float = 0.0
+    largest_share: float = 0.0
+    largest_kl: float = 0.0
+    total: float = 0.0
+    count: int = 0
+    rows: int = 0
+    agreed: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, what: str, found: NDArray[np.float32], truth: NDArray[np.float32]) -> None:
+        """Compare [rows, vocab_size] of one text with the truth."""
+        difference = np.abs(found.astype(np.float64) - truth)  # [rows, vocab_size]
+        scale = float(np.ptp(truth)) or 1.0
+        worst = int(np.argmax(difference.max(axis=-1)))
+        largest = float(difference.max())
+        self.largest = max(self.largest, largest)
+        self.largest_share = max(self.largest_share, largest / scale)
+        self.total += float(difference.sum())
+        self.count += difference.size
+        self._compare_best(what, found, truth)
+        self.largest_kl = max(self.largest_kl, float(_divergence(truth, found).max()))
+        if not largest <= self.bound * scale:
+            self.problems.append(
+                f"{what}: logits at position {worst} differ by {largest:.3g} of token "
+                f"{int(np.argmax(difference[worst]))}, {largest / scale:.2g} of their range "
+                f"(at most {self.bound:.0e})"
+            )
+
+    def _compare_best(
+        self, what: str, found: NDArray[np.float32], truth: NDArray[np.float32]
+    ) -> None:
+        best = found.argmax(axis=-1)
+        expected = truth.argmax(axis=-1)
+        rows = np.arange(len(truth))
+        gaps = truth[rows, expected] - truth[rows, best]
+        is_good = (best == expected) | (gaps < EPSILON_LIMIT_FP32)
+        self.rows += len(rows)
+        self.agreed += int(np.count_nonzero(is_good))
+        for row in np.flatnonzero(~is_good)[:1]:
+            self.problems.append(
+                f"{what}: best token at position {row} is {best[row]}, expected {expected[row]} "
+                f"(margin {gaps[row]:.3g})"
+            )
+
+    @property
+    def figures(self) -> tuple[Figure, ...]:
+        """What was measured, with the bounds."""
+        disagreement = 1.0 - self.agreed / max(self.rows, 1)
+        return (
+            Figure(name="largest difference", value=self.largest),
+            Figure(name="largest share of the range", value=self.largest_share, bound=self.bound),
+            Figure(name="mean difference", value=self.total / max(self.count, 1)),
+            Figure(name="top-1 disagreement", value=disagreement, bound=0.0),
+            Figure(name="largest KL", value=self.largest_kl, bound=KL_BOUND),
+        )
+
+
+def _divergence(truth: NDArray[np.float32], found: NDArray[np.float32]) -> NDArray[np.float64]:
+    """KL(truth || found) of each row."""
+    log_truth, log_found = _log_softmax(truth), _log_softmax(found)
+    divergence = np.exp(log_truth) * (log_truth - log_found)
+    return np.asarray(divergence.sum(axis=-1))
+
+
+def _log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
+
+
+def check_logits(ladder: Ladder) -> Finding:
+    """Every position of every prompt, read in chunks with a cache, against one causal pass."""
+    differences = LogitDifferences()
+    for prompt in ladder.prompts:
+        found = read_text(ladder.backend, prompt.token_ids, width=_CHUNK, context=ladder.context)
+        differences.add(f"prompt {prompt.name}", found, ladder.reference.scores(prompt.token_ids))
+    return Finding(
+        figures=differences.figures,
+        problems=tuple(differences.problems),
+        detail=f"{differences.rows} positions of {len(ladder.prompts)} prompts; "
+        f"{_reference_name(ladder)}",
+    )
+
+
+def _reference_name(ladder: Ladder) -> str:
+    if ladder.source is None:
+        return "against the bundle's own causal pass, PyTorch was not asked"
+    return "against PyTorch"
+
+
+def check_slot_logits(ladder: Ladder) -> Finding:
+    """Slot (j, i) behind a cached prefix against [prefix, drafts to j, lookahead token i].
+
+    With the bundle's vectors, and with random ones that differ from slot to slot.
+    """
+    if not ladder.lookahead_lengths:
+        return Finding(skipped="the bundle has no lookahead length above 0")
+    # Random vectors are no text's; what they give says the right thing of positions and masks.
+    own, distinct = LogitDifferences(), LogitDifferences()
+    prompt = max(ladder.prompts, key=lambda entry: len(entry.token_ids))
+    for name, vectors, differences in (
+        ("the bundle's vectors", ladder.own_vectors, own),
+        ("random vectors", random_vectors(ladder, seed=10), distinct),
+    ):
+        with lookahead_vectors(ladder, vectors):
+            _compare_slots(ladder, prompt, name, vectors, differences)
+    return Finding(
+        figures=(
+            Figure(name="largest share of the range", value=own.largest_share, bound=own.bound),
+            Figure(
+                name="the same with random vectors",
+                value=distinct.largest_share,
+                bound=distinct.bound,
+            ),
+        ),
+        problems=(*own.problems, *distinct.problems),
+        detail=f"{own.rows + distinct.rows} slots; {_reference_name(ladder)}",
+    )
+
+
+def _compare_slots(
+    ladder: Ladder,
+    prompt: EncodedPrompt,
+    name: str,
+    vectors: NDArray[np.float32],
+    differences: LogitDifferences,
+) -> None:
+    text = ladder.text(prompt)
+    num_drafts = min(_NUM_DRAFTS, len(text) - 1)
+    cached = len(text) - 1 - num_drafts
+    group_mask = ladder.manifest.lookahead.group_mask
+    k = max(ladder.lookahead_lengths)
+    groups = tuple(Group(node, k) for node in range(num_drafts + 1))
+    state = ladder.backend.allocate(1, CacheSizing.STEPPED)
+    if cached:
+        rows = make_rows(cached, (), ())
+        score_rows(ladder.backend, state, text[:cached], rows, context=ladder.context)
+        ladder.backend.commit(state, [range(cached)])
+    rows = make_rows(1, tuple(range(num_drafts)), groups, group_mask=group_mask)
+    logits = score_rows(ladder.backend, state, text[cached:], rows, context=ladder.context).copy()
+    state.close()
+    for group in groups:
+        prefix = text[: cached + 1 + group.node]
+        for slot in sorted({1, 2, k} & set(range(1, k + 1))):
+            if len(prefix) - 1 + slot >= ladder.context:
+                continue
+            first = slot if group_mask is GroupMask.STRICT else 1
+            slots = range(first, slot + 1)
+            vocab_size = ladder.manifest.contract.vocab_size
+            expected = ladder.reference.scores(
+                [*prefix, *(vocab_size + i - 1 for i in slots)],
+                vectors,
+                position_ids=[*range(len(prefix)), *(len(prefix) - 1 + i for i in slots)],
+            )[-1:]
+            row = rows.slot_rows(group.node)[slot - 1]
+            what = f"slot ({group.node}, {slot}) with {name}, prompt {prompt.name}"
+            differences.add(what, logits[row : row + 1], expected)

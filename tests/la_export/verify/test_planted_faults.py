@@ -1,0 +1,384 @@
+"""Faults of every kind, planted in a tiny bundle or in the runtime, and the rung that catches each.
+
+Faults of the graph change a file and seal the bundle again, so that every digest is right.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
+
+from la_export.pipeline import BuildOptions, build
+from la_export.verify.findings import Status
+from la_export.verify.ladder import QUICK
+from la_export.verify.source_model import open_source
+from la_export.verify.verification import VerifyOptions, verify
+from la_runtime import block, layout, sequence
+from la_runtime.backends.base import Outputs, StepInputs
+from la_runtime.backends.ort import OrtBackend
+from la_runtime.bundle import read_manifest, seal_bundle
+from la_runtime.layout import StepRows
+from la_runtime.masks import make_attention_mask
+from la_runtime.stopping import FinishReason, cut_at_end
+from tests.tiny_models import make_tiny_checkpoint
+
+SETTINGS = replace(QUICK, new_tokens=8, seeds=4, epsilon_positions=40)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """The folder of a family, holding `bundle` and `checkpoint`."""
+    folders: dict[str, Path] = {}
+
+    def find(family: str) -> Path:
+        if family not in folders:
+            folder = tmp_path_factory.mktemp(family)
+            checkpoint = make_tiny_checkpoint(folder / "checkpoint", family)
+            if family == "qwen2":  # transformers normalizes text for this family, whatever the file
+                _normalize(checkpoint / "tokenizer.json")
+            options = BuildOptions(
+                model=str(checkpoint), lookahead_lengths=(2, 4), out=folder / "bundle"
+            )
+            build(options)
+            folders[family] = folder
+        return folders[family]
+
+    return find
+
+
+def _normalize(path: Path) -> None:
+    tokenizer = json.loads(path.read_text("utf-8")) | {"normalizer": {"type": "NFC"}}
+    path.write_text(json.dumps(tokenizer), "utf-8")
+
+
+@pytest.fixture
+def sound(built):
+    return built("llama")
+
+
+def find_failures(bundle: Path, checkpoint: Path) -> dict[int, str]:
+    """Number and explanation of every rung that failed; all others passed."""
+    report, _ = verify(
+        VerifyOptions(bundle=bundle, settings=SETTINGS, threads=1),
+        open_source=lambda manifest: open_source(manifest, str(checkpoint), threads=1),
+    )
+    assert {result.status for result in report.results} <= {Status.PASSED, Status.FAILED}
+    return {r.number: r.detail for r in report.results if r.status is Status.FAILED}
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_a_sound_bundle_passes_every_rung(built, family):
+    folder = built(family)
+
+    assert find_failures(folder / "bundle", folder / "checkpoint") == {}
+
+
+def plant_in_rows(monkeypatch, change: Callable[[StepRows, np.ndarray, np.ndarray], None]) -> None:
+    """Change positions and visibility of every layout; `change` writes to its copies."""
+    make = layout._make_rows
+
+    def make_faulty(*args):
+        rows = make(*args)
+        offsets, visible = rows.offsets.copy(), rows.visible.copy()
+        change(rows, offsets, visible)
+        return replace(rows, offsets=offsets, visible=visible)
+
+    monkeypatch.setattr(layout, "_make_cached_rows", make_faulty)
+    monkeypatch.setattr(layout, "_make_rows", make_faulty)
+
+
+def drafts_are_seen_by_the_root(rows, offsets, visible):
+    if rows.num_drafts:
+        visible[rows.num_known - 1, rows.num_known] = True
+
+
+def drafts_do_not_see_the_root(rows, offsets, visible):
+    visible[rows.num_known : rows.num_verified, rows.num_known - 1] = False
+
+
+def drafts_stand_one_too_far(rows, offsets, visible):
+    offsets[rows.num_known : rows.num_verified] += 1
+
+
+def slots_stand_one_too_far(rows, offsets, visible):
+    offsets[rows.num_verified :] += 1
+
+
+def tokens_see_slots(rows, offsets, visible):
+    visible[: rows.num_verified, rows.num_verified :] = True
+
+
+@pytest.mark.parametrize(
+    ("fault", "caught_by"),
+    [
+        (drafts_are_seen_by_the_root, {5, 6, 8}),
+        (drafts_do_not_see_the_root, {5, 6, 7, 8}),
+        (drafts_stand_one_too_far, {5, 6, 7, 8}),
+        (slots_stand_one_too_far, {10}),
+        (tokens_see_slots, {9, 16}),
+    ],
+)
+def test_a_wrong_mask_or_position_is_caught(monkeypatch, sound, fault, caught_by):
+    plant_in_rows(monkeypatch, fault)
+
+    assert caught_by <= find_failures(sound / "bundle", sound / "checkpoint").keys()
+
+
+def test_a_slot_off_by_one_is_caught_by_its_logits_and_by_no_token(monkeypatch, sound):
+    """Wrong proposals cost speed and never a token."""
+    plant_in_rows(monkeypatch, slots_stand_one_too_far)
+
+    failures = find_failures(sound / "bundle", sound / "checkpoint")
+
+    assert not failures.keys() & {2, 4, 5, 7, 8}
+    assert "slot (0, 1) with the bundle's vectors, prompt" in failures[10]
+
+
+def test_a_position_that_counts_the_cache_wrongly_is_caught(monkeypatch, sound):
+    """Every row behind a cache stands one place too far, in plain decoding, too."""
+    make = block.make_step_inputs
+
+    def make_faulty(parts, state, contract, **options):
+        inputs = make(parts, state, contract, **options)
+        behind = (state.lengths > 0).astype(np.int64)[:, None]
+        limit = options["context"] - 1
+        return replace(inputs, position_ids=np.minimum(inputs.position_ids + behind, limit))
+
+    for module in ("la_runtime.batch", "la_export.verify.epsilon", "la_export.verify.passes"):
+        monkeypatch.setattr(f"{module}.make_step_inputs", make_faulty)
+
+    assert {2, 7} <= find_failures(sound / "bundle", sound / "checkpoint").keys()
+
+
+def test_a_stale_cache_place_that_is_seen_is_caught_by_the_cache_audit(monkeypatch, sound):
+    def make_faulty(rows, lengths, *, past_len, **options):
+        return make_attention_mask(
+            rows, np.minimum(lengths + 1, past_len), past_len=past_len, **options
+        )
+
+    monkeypatch.setattr(block, "make_attention_mask", make_faulty)
+
+    failures = find_failures(sound / "bundle", sound / "checkpoint")
+
+    assert 11 in failures
+    assert "logits at position" in failures[11]
+
+
+def test_a_rejected_row_that_is_committed_is_caught(monkeypatch, sound):
+    """The last accepted draft's place gets the K/V of the row behind it."""
+    commit = OrtBackend.commit
+
+    def commit_faulty(self, state, rows):
+        width = state.block.shape[3]
+        moved = [
+            [*accepted[:-1], min(accepted[-1] + 1, width - 1)] if len(accepted) > 1 else accepted
+            for accepted in rows
+        ]
+        commit(self, state, moved)
+
+    monkeypatch.setattr(OrtBackend, "commit", commit_faulty)
+
+    assert {5, 6, 7} <= find_failures(sound / "bundle", sound / "checkpoint").keys()
+
+
+def reseal(folder: Path) -> None:
+    seal_bundle(folder, read_manifest(folder))
+
+
+def copy_bundle(source: Path, folder: Path) -> Path:
+    target = folder / "bundle"
+    shutil.copytree(source / "bundle", target)
+    return target
+
+
+def edit_weight(bundle: Path, name: str, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Change a weight of every graph, in the graph or in the file beside it."""
+    changed = set()
+    for path in sorted((bundle / "onnx").glob("*.onnx")):
+        model = onnx.load(path, load_external_data=False)
+        (tensor,) = (t for t in model.graph.initializer if t.name == name)
+        fields = {entry.key: entry.value for entry in tensor.external_data}
+        if fields:
+            data = path.parent / fields["location"]
+            if data not in changed:
+                changed.add(data)
+                values = numpy_helper.to_array(tensor, base_dir=str(path.parent))
+                with data.open("r+b") as stream:
+                    stream.seek(int(fields["offset"]))
+                    stream.write(np.ascontiguousarray(change(values)).tobytes())
+        else:
+            values = numpy_helper.to_array(tensor)
+            tensor.CopyFrom(numpy_helper.from_array(change(values), name))
+            onnx.save(model, path)
+    reseal(bundle)
+
+
+WEIGHT_FAULTS = {
+    "wrong rope theta": (
+        "llama",
+        "model.rotary_emb.inv_freq",
+        lambda values: values * np.linspace(1.0, 0.9, len(values), dtype=np.float32),
+    ),
+    "dropped bias": ("qwen2", "model.layers.1.self_attn.q_proj.bias", np.zeros_like),
+    "transposed layer": (
+        "llama",
+        "model.layers.1.self_attn.o_proj.weight.transposed",
+        np.transpose,
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", WEIGHT_FAULTS)
+def test_a_wrong_weight_is_caught_by_the_logits(tmp_path, built, fault):
+    family, name, change = WEIGHT_FAULTS[fault]
+    bundle = copy_bundle(built(family), tmp_path)
+    edit_weight(bundle, name, change)
+
+    failures = find_failures(bundle, built(family) / "checkpoint")
+
+    assert {2, 7, 10, 14} <= failures.keys()
+    assert "prompt english: logits at position" in failures[2]
+
+
+def test_a_swapped_end_token_is_caught_by_the_endings(tmp_path, sound):
+    bundle = copy_bundle(sound, tmp_path)
+    manifest = read_manifest(bundle)
+    model = manifest.model.model_copy(update={"eos_token_ids": (1,)})
+    seal_bundle(bundle, manifest.model_copy(update={"model": model}))
+
+    failures = find_failures(bundle, sound / "checkpoint")
+
+    assert failures.keys() == {12}
+    assert failures[12].startswith("the manifest's end tokens are [1], the checkpoint's")
+
+
+def test_a_weight_that_is_not_finite_is_caught(tmp_path, sound):
+    bundle = copy_bundle(sound, tmp_path)
+
+    def break_one(values):
+        values = values.copy()
+        values[7, 3] = np.nan
+        return values
+
+    edit_weight(bundle, "model.embed_tokens.weight", break_one)
+
+    failures = find_failures(bundle, sound / "checkpoint")
+
+    assert "weight model.embed_tokens.weight holds NaN or infinity" in failures[15]
+
+
+def test_another_tokenizer_is_caught(tmp_path, sound):
+    bundle = copy_bundle(sound, tmp_path)
+    path = bundle / "tokenizer.json"
+    path.write_text(
+        path.read_text("utf-8").replace('"add_prefix_space": false', '"add_prefix_space": true')
+    )
+    reseal(bundle)
+
+    failures = find_failures(bundle, sound / "checkpoint")
+
+    assert failures.keys() == {13}
+    assert "expected" in failures[13]
+
+
+def test_another_template_is_caught(tmp_path, sound):
+    bundle = copy_bundle(sound, tmp_path)
+    path = bundle / "chat_template.jinja"
+    path.write_text(path.read_text("utf-8").replace("assistant", "model"))
+    reseal(bundle)
+
+    failures = find_failures(bundle, sound / "checkpoint")
+
+    assert failures.keys() == {13}
+    assert failures[13].startswith("chat 0 gives")
+
+
+def plant_in_passes(monkeypatch, change: Callable[[StepInputs, np.ndarray], None]) -> None:
+    """Change every pass's logits in place; the best tokens follow."""
+    forward = OrtBackend.forward
+
+    def forward_faulty(self, state, inputs):
+        outputs = inputs.outputs and inputs.outputs | Outputs.LOGITS
+        scores = forward(self, state, replace(inputs, outputs=outputs))
+        if outputs:
+            change(inputs, scores.logits())
+            if Outputs.TOP in outputs:
+                ids, top = scores.top()
+                ids[:] = np.argsort(-scores.logits(), axis=-1, kind="stable")[..., : ids.shape[-1]]
+                top[:] = np.take_along_axis(scores.logits(), ids, axis=-1)
+        return scores
+
+    monkeypatch.setattr(OrtBackend, "forward", forward_faulty)
+
+
+def test_logits_that_depend_on_the_width_are_caught_by_epsilon(monkeypatch, sound):
+    def change(inputs, logits):
+        logits[..., 5] += 1e-3 * (inputs.input_ids.shape[1] == 1)
+
+    plant_in_passes(monkeypatch, change)
+
+    failures = find_failures(sound / "bundle", sound / "checkpoint")
+
+    assert failures[3].startswith("epsilon 0.004 (at most 0.001) is out of bounds")
+
+
+def test_neighbours_in_a_batch_that_disturb_each_other_are_caught(monkeypatch, sound):
+    def change(inputs, logits):
+        if len(logits) > 1:
+            logits[0] += 0.1 * logits[1]
+
+    plant_in_passes(monkeypatch, change)
+
+    failures = find_failures(sound / "bundle", sound / "checkpoint")
+
+    assert failures.keys() == {4}
+    assert "of their range in a batch of 4" in failures[4]
+
+
+def test_logits_that_follow_the_lookaheads_are_caught_by_the_perplexity(monkeypatch, sound):
+    """The paper's +0.3 % would be seen."""
+
+    def change(inputs, logits):
+        if (inputs.input_ids >= logits.shape[-1]).any():
+            logits *= 0.99
+
+    plant_in_passes(monkeypatch, change)
+
+    failures = find_failures(sound / "bundle", sound / "checkpoint")
+
+    assert "relative change" in failures[16]
+    assert "change at equal widths" in failures[16]
+
+
+def test_a_tail_behind_an_end_is_caught_by_the_endings(monkeypatch, sound):
+    def keep_all(token_ids, *, ends_with, room, at_room):
+        kept, reason = cut_at_end(token_ids, ends_with=ends_with, room=room, at_room=at_room)
+        is_cut = reason not in (None, at_room)
+        return (tuple(token_ids[:room]) if is_cut else kept), reason
+
+    monkeypatch.setattr(sequence, "cut_at_end", keep_all)
+
+    failures = find_failures(sound / "bundle", sound / "checkpoint")
+
+    assert failures.keys() == {12}
+    assert "or one text goes on" in failures[12]
+
+
+def test_a_context_that_ends_with_another_reason_is_caught(monkeypatch, sound):
+    def call_it_length(token_ids, *, ends_with, room, at_room):
+        return cut_at_end(token_ids, ends_with=ends_with, room=room, at_room=FinishReason.LENGTH)
+
+    monkeypatch.setattr(sequence, "cut_at_end", call_it_length)
+
+    failures = find_failures(sound / "bundle", sound / "checkpoint")
+
+    assert failures.keys() == {14}
+    assert "ends with 'length' after 10 tokens, expected 'context' after 10" in failures[14]
