@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 
 from la_runtime.backends.base import Backend, CacheSizing, CacheState, Outputs, Scores
 from la_runtime.block import Part, make_step_inputs
-from la_runtime.errors import LookaheadError, UsageError
+from la_runtime.errors import UsageError
 from la_runtime.layout import NO_DRAFTS, GroupMask, Layout
 from la_runtime.sampling import Select
 from la_runtime.selection import (
@@ -44,7 +44,7 @@ DEFAULT_PREFILL_CHUNK: Final = 512
 DEFAULT_PREFILL_SCORES: Final = 2**18
 _LEAST_CHUNK: Final = 16
 
-Outcome: TypeAlias = StepResult | LookaheadError
+Outcome: TypeAlias = StepResult | Exception
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +194,7 @@ class Batch:
         )
         if self.siblings:
             return [min(chunk, sequence.num_known - 1) for sequence in self.sequences]
-        return [chunk if sequence.num_known > chunk else 0 for sequence in self.sequences]
+        return [chunk if s.num_known > chunk and not s.has_begun else 0 for s in self.sequences]
 
     def read_chunk(self) -> PassReport:
         """Cache one chunk of every prompt that has more than one chunk left."""
@@ -234,7 +234,7 @@ class Batch:
             for sequence, part in zip(self.sequences, parts, strict=True)
         ]
         outcomes = [
-            choice if isinstance(choice, LookaheadError) else sequence.emit(choice)
+            choice if isinstance(choice, Exception) else sequence.emit(choice)
             for sequence, choice in zip(self.sequences, selected, strict=True)
         ]
         self._commit(map(_committed_rows, parts, selected, outcomes))
@@ -252,7 +252,7 @@ class Batch:
         return report
 
     def _choose_again(
-        self, selected: Sequence[Selected | LookaheadError], outcomes: Sequence[Outcome]
+        self, selected: Sequence[Selected | Exception], outcomes: Sequence[Outcome]
     ) -> list[Outcome]:
         """Make undecided choices by a pass of one row over the committed cache."""
         parts = [
@@ -263,12 +263,14 @@ class Batch:
         settled = list(outcomes)
         for i, (sequence, part) in enumerate(zip(self.sequences, parts, strict=True)):
             before = outcomes[i]
-            if part is None or isinstance(before, LookaheadError):
+            if part is None or isinstance(before, Exception):
                 continue
             sequence.drafts = NO_DRAFTS
             choice = _select(sequence, part, scores[sequence], epsilon=0.0)
-            if isinstance(choice, LookaheadError):
-                settled[i] = choice
+            if isinstance(choice, Exception):
+                # What was kept before stands; the next pass meets the error if there was any.
+                settled[i] = before if before.token_ids else choice
+                parts[i] = None
                 continue
             sequence.counts.rechecked += 1
             settled[i] = before.followed_by(sequence.emit(choice))
@@ -366,9 +368,9 @@ class Batch:
     def absorb(self, other: Batch) -> None:
         """Take over another batch whose prompts have been read."""
         assert not any(batch.needs_reading for batch in (self, other)), "joined between steps"
+        self.cache.absorb(other.cache)
         self.sequences += other.sequences
         other.sequences = []
-        self.cache.absorb(other.cache)
 
 
 def _select(
@@ -377,23 +379,25 @@ def _select(
     scores: RowScores,
     *,
     epsilon: float,
-) -> Selected | LookaheadError:
+) -> Selected | Exception:
     """Apply the sequence's selection rule to the scores of its rows."""
     try:
         if sequence.params.select is Select.EXACT:
-            return select_exact(sequence.drafts, part, scores, epsilon=epsilon)
+            return select_exact(
+                sequence.drafts, part, scores, ends=sequence.ends_with, epsilon=epsilon
+            )
         _count_agreement(sequence, part, scores)
         assert sequence.params.tau is not None, "checked by SamplingParams"
-        return select_threshold(part, scores, tau=sequence.params.tau)
-    except LookaheadError as error:
+        return select_threshold(part, scores, tau=sequence.params.tau, ends=sequence.ends_with)
+    except Exception as error:  # noqa: BLE001  # raised again where the request was made
         return error
 
 
 def _is_last(outcome: Outcome) -> bool:
-    return isinstance(outcome, LookaheadError) or outcome.finish_reason is not None
+    return isinstance(outcome, Exception) or outcome.finish_reason is not None
 
 
-def _is_undecided(choice: Selected | LookaheadError, outcome: Outcome) -> bool:
+def _is_undecided(choice: Selected | Exception, outcome: Outcome) -> bool:
     """Whether the sequence goes on and its next token is open."""
     return (
         isinstance(choice, Selected)
@@ -403,11 +407,9 @@ def _is_undecided(choice: Selected | LookaheadError, outcome: Outcome) -> bool:
     )
 
 
-def _committed_rows(
-    part: Part, choice: Selected | LookaheadError, outcome: Outcome
-) -> tuple[int, ...]:
+def _committed_rows(part: Part, choice: Selected | Exception, outcome: Outcome) -> tuple[int, ...]:
     """Block rows of all tokens but the last: known ones, then accepted drafts if emitted."""
-    if isinstance(choice, LookaheadError) or isinstance(outcome, LookaheadError):
+    if isinstance(choice, Exception) or isinstance(outcome, Exception):
         return ()
     rows = (*range(part.rows.num_known), *(part.rows.row(node) for node in choice.path))
     return rows[: part.rows.num_known + len(outcome.token_ids) - 1]

@@ -209,6 +209,16 @@ class Manifest(_Record):
     files: dict[RelativePath, FileEntry]
     certificates: tuple[Certificate, ...] = ()
 
+    @field_validator("model")
+    @classmethod
+    def _check_token_ids(cls, model: ModelFacts, info: ValidationInfo) -> ModelFacts:
+        contract = info.data.get("contract")
+        vocab_size = contract.vocab_size if isinstance(contract, Contract) else math.inf
+        for token_id in model.eos_token_ids:
+            if not 0 <= token_id < vocab_size:
+                raise ValueError(f"expected end tokens below {vocab_size}, got {token_id}")
+        return model
+
     @field_validator("lookahead_lengths")
     @classmethod
     def _check_lengths(cls, lengths: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:

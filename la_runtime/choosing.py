@@ -160,7 +160,9 @@ class Chooser:
         for processor in params.logits_processors:
             try:
                 processor(token_ids, scores)
-            except Exception as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # SystemExit would end whoever decodes for others, too
                 raise LookaheadError(
                     f"a logits processor failed in request {self._request} at position "
                     f"{len(token_ids)}: {type(error).__name__}: {error}"

@@ -8,7 +8,7 @@ from typing import Protocol, Unpack
 from la_runtime.backends.base import CacheState
 from la_runtime.errors import UsageError
 from la_runtime.prompts import Message, Prompt
-from la_runtime.replies import GenerationStream
+from la_runtime.replies import GenerationStream, Reply
 from la_runtime.requests import RequestOptions
 from la_runtime.results import GenerationResult
 from la_runtime.sampling import SamplingParams
@@ -24,8 +24,9 @@ class KeptCache:
         self.state: CacheState | None = None
         self.token_ids: tuple[int, ...] = ()
         self._turn: TokenSequence | None = None
+        self._reply: Reply | None = None
 
-    def lend(self, sequence: TokenSequence) -> CacheState | None:
+    def lend(self, sequence: TokenSequence, reply: Reply) -> CacheState | None:
         """Hand the cache to a turn, cut to the longest prefix that it shares with the prompt.
 
         The last token of the prompt is never taken from the cache: its scores are wanted.
@@ -33,6 +34,8 @@ class KeptCache:
         Raises:
             UsageError: another turn has it.
         """
+        if self._reply is not None and self._reply.job is not None and self._reply.job.is_cancelled:
+            self._reply.wait()  # at most the pass under way
         self.take_back()
         if self._turn is not None:
             raise UsageError("the conversation is busy; wait for its turn to end, or close it")
@@ -42,7 +45,7 @@ class KeptCache:
                 break
             shared += 1
         state, self.state, self.token_ids = self.state, None, ()
-        self._turn = sequence
+        self._turn, self._reply = sequence, reply
         sequence.keeps_cache = True
         if state is not None:
             state.truncate([shared])
@@ -54,20 +57,22 @@ class KeptCache:
         assert self._turn is not None, "lent before"
         self.state = state
         self.token_ids = tuple(self._turn.token_ids[: self._turn.num_cached])
-        self._turn = None
+        self._turn = self._reply = None
 
     def take_back(self) -> None:
         """Have the cache again if the turn has ended; it is lost if the turn failed."""
         turn = self._turn
         if turn is None or not turn.is_over:
             return
-        self._turn = None
+        self._turn = self._reply = None
         if turn.kept_cache is not None:
             self.state = turn.kept_cache
             self.token_ids = tuple(turn.token_ids[: turn.num_cached])
 
     def close(self) -> None:
-        """Release the cache."""
+        """Release the cache, or have a turn that runs release it at its end."""
+        if self._turn is not None:
+            self._turn.keeps_cache = False
         self.take_back()
         if self.state is not None:
             self.state.close()

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from la_runtime.backends.base import Backend, CacheState
 from la_runtime.batch import Batch, BlockPolicy, PassReport
 from la_runtime.choosing import Choice, Chooser
-from la_runtime.errors import LookaheadError, UsageError
+from la_runtime.errors import UsageError
 from la_runtime.layout import GroupMask
 from la_runtime.sampling import SamplingParams
-from la_runtime.sequence import StepResult, TokenListener, TokenSequence
+from la_runtime.sequence import StepResult, TokenSequence
 from la_runtime.stats import GenerationStats
+from la_runtime.stopping import TokenListener
 
 __all__ = ["DEFAULT_EPSILON", "BlockPolicy", "Decoder", "Decoding", "StepResult", "TokenListener"]
 
@@ -128,6 +129,7 @@ class Decoder:
         ):
             request = first_request + index
             self.check_prompt(prompt, request=request)
+            self._check_stop_ids(wish)
             sequences.append(
                 TokenSequence(
                     prompt,
@@ -167,6 +169,14 @@ class Decoder:
         if k > k_max:
             raise UsageError(f"k must be at most the bundle's {k_max}, got {k}")
         return k
+
+    def _check_stop_ids(self, params: SamplingParams) -> None:
+        vocab_size = self.backend.contract.vocab_size
+        for token_id in params.stop_token_ids:
+            if not 0 <= token_id < vocab_size:
+                raise UsageError(
+                    f"stop_token_ids names token {token_id}; ids go from 0 to {vocab_size - 1}"
+                )
 
     def check_prompt(self, prompt: Sequence[object], *, request: int) -> None:
         """Refuse a prompt that cannot be decoded.
@@ -265,7 +275,7 @@ class Decoding:
     def _results(self, report: PassReport) -> list[tuple[int, StepResult]]:
         results = []
         for sequence, outcome in report.outcomes:
-            if isinstance(outcome, LookaheadError):
+            if isinstance(outcome, Exception):
                 raise outcome
             results.append((self._places[sequence], outcome))
         return results

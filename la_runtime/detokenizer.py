@@ -95,6 +95,10 @@ class IncrementalDecoder:
         """Take tokens; returns the text that has become certain, often empty."""
         return self._spaces.push("".join(self._joiner.push(self._visible(token_ids))))
 
+    def peek(self) -> str:
+        """What `flush` would give now; the stream goes on."""
+        return self._spaces.peek(self._joiner.peek())
+
     def flush(self) -> str:
         """End the stream; returns the text that was held back."""
         return self._spaces.push(self._joiner.flush()) + self._spaces.flush()
@@ -121,8 +125,12 @@ class _Joiner(Protocol):
         """Take tokens; yields the text that no later token changes."""
         ...
 
-    def flush(self) -> str:
+    def peek(self) -> str:
         """The held back text, without an incomplete character at its end."""
+        ...
+
+    def flush(self) -> str:
+        """The same, and forget it."""
         ...
 
 
@@ -173,6 +181,9 @@ class _ByteLevelJoiner:
     def push(self, tokens: Iterable[_Token]) -> Iterator[str]:
         for token in tokens:
             yield self._utf8.decode(_byte_level_bytes(token.text))
+
+    def peek(self) -> str:
+        return ""
 
     def flush(self) -> str:
         return ""
@@ -227,9 +238,14 @@ class _WindowJoiner:
                 self._context = [token.token_id]
                 self._clear_run()
 
-    def flush(self) -> str:
+    def peek(self) -> str:
+        if not self._run_ids:
+            return ""
         complete = len(self._run_bytes) - _count_incomplete_bytes(self._run_bytes)
-        text = self._text_behind_context(self._run_ids[:complete])
+        return self._text_behind_context(self._run_ids[:complete])
+
+    def flush(self) -> str:
+        text = self.peek()
         self._clear_run()
         return text
 
@@ -260,6 +276,10 @@ class _SpaceFilter(Protocol):
 
     def push(self, text: str) -> str: ...
 
+    def peek(self, text: str) -> str:
+        """What is held back and this text, as it would end here."""
+        ...
+
     def flush(self) -> str: ...
 
 
@@ -267,6 +287,9 @@ class _SpaceKeeper:
     """Leaves spaces as they are."""
 
     def push(self, text: str) -> str:
+        return text
+
+    def peek(self, text: str) -> str:
         return text
 
     def flush(self) -> str:
@@ -290,6 +313,9 @@ class _SpaceCleaner:
             place -= 1
         settled, self._held = self._held[:place], self._held[place:]
         return clean_up_spaces(settled)
+
+    def peek(self, text: str) -> str:
+        return clean_up_spaces(self._held + text)
 
     def flush(self) -> str:
         held, self._held = self._held, ""

@@ -16,6 +16,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final, Unpack, cast, overload
 
+import numpy as np
+
 from la_runtime.backends import check_backend, open_backend
 from la_runtime.backends.base import Backend
 from la_runtime.batch import BlockPolicy
@@ -40,7 +42,7 @@ from la_runtime.results import GenerationResult
 from la_runtime.sampling import SamplingParams
 from la_runtime.scheduler import DEFAULT_MAX_QUEUE, Job, Observer, Scheduler
 from la_runtime.sequence import StepResult, TokenSequence
-from la_runtime.stats import GenerationStats
+from la_runtime.stats import GenerationStats, StepEvent
 from la_runtime.text import GeneratedText
 from la_runtime.tokenizer import Tokenizer
 
@@ -139,10 +141,11 @@ class Engine:
             self._policy,
             max_batch=max_batch,
             max_queue=max_queue,
-            observer=observer,
+            observer=None if observer is None else _weakly(self, observer),
         )
+        self._observer = observer
         # An engine that is never closed ends its thread all the same, at the latest on exit.
-        self._finalizer = weakref.finalize(self, self._scheduler.close)
+        weakref.finalize(self, _close_from_anywhere, self._scheduler)
 
     @classmethod
     def open(
@@ -182,17 +185,21 @@ class Engine:
             CertificateError: a certificate is required and there is none, or it does not fit.
             HostError: the backend's library is missing.
         """
-        _check_at_least("threads", threads, 0)
+        threads = _check_int("threads", threads, at_least=0)
         if threads > _MOST_THREADS:
             raise UsageError(f"threads must be at most {_MOST_THREADS}, got {threads}")
         if max_batch is not None:
-            _check_at_least("max_batch", max_batch, 1)
+            max_batch = _check_int("max_batch", max_batch, at_least=1)
+        if fixed_width is not None:
+            fixed_width = _check_int("fixed_width", fixed_width, at_least=1)
+        if k is not None:
+            k = _check_int("k", k, at_least=0)
         if fixed_width is not None and max_batch not in (None, 1):
             raise UsageError(
                 f"an engine of fixed width decodes one sequence at a time, got max_batch "
                 f"{max_batch}; leave max_batch out"
             )
-        _check_at_least("max_queue", max_queue, 1)
+        max_queue = _check_int("max_queue", max_queue, at_least=1)
         check_backend(backend)
         bundle = open_bundle(path, digests=_parse_digests(digests))
         built = max(bundle.manifest.lookahead_lengths)
@@ -220,9 +227,15 @@ class Engine:
         self.close()
 
     def close(self) -> None:
-        """End what runs or waits as cancelled after the pass under way, and release the backend."""
-        self._finalizer()
-        self.backend.close()
+        """End what runs or waits as cancelled after the pass under way, and release the backend.
+
+        Raises:
+            UsageError: a logits processor or the observer calls it.
+        """
+        try:
+            self._scheduler.close()
+        finally:
+            self.backend.close()
 
     @property
     def epsilon(self) -> float:
@@ -341,7 +354,7 @@ class Engine:
                 raise UsageError("one prompt takes one SamplingParams, got a list of them")
             wish = self._make_params(params, options)
             encoded = self.encode(cast("Prompt", prompt), chat=chat)
-            return self._wait(self._submit([encoded], [wish]))[0]
+            return self._generate([encoded], [wish])[0]
         prompts = self._encode_all(cast("Sequence[Prompt]", prompt), chat=chat)
         if isinstance(params, Sequence):
             if len(params) != len(prompts):
@@ -352,7 +365,7 @@ class Engine:
             wishes = [self._make_params(one, options) for one in params]
         else:
             wishes = [self._make_params(params, options)] * len(prompts)
-        return self._wait(self._submit(prompts, wishes))
+        return self._generate(prompts, wishes)
 
     async def agenerate(
         self,
@@ -425,11 +438,15 @@ class Engine:
         wish = self._make_single(params, options)
         encoded = self.encode(as_lists(prompt), chat=chat)
         items: asyncio.Queue[Any] = asyncio.Queue()
+        ended = asyncio.Event()
         call = _call_into(asyncio.get_running_loop())
         (reply,) = self._submit(
-            [encoded], [wish], deliver=lambda item: call(items.put_nowait, item)
+            [encoded],
+            [wish],
+            deliver=lambda item: call(items.put_nowait, item),
+            on_ended=lambda: call(ended.set),
         )
-        return AsyncGenerationStream(self._scheduler, reply, items)
+        return AsyncGenerationStream(self._scheduler, reply, items, ended, engine=self)
 
     def start(self, messages: Sequence[Message] = ()) -> Conversation:
         """A chat whose cache stays between its turns.
@@ -453,7 +470,10 @@ class Engine:
         wish = self._make_single(params, options)
         if isinstance(cast(object, token_ids), str):
             raise UsageError("prefill wants token ids, got text; use engine.encode first")
-        return DecodeState(self._decoder.start([as_lists(token_ids)], [wish], self._policy))
+        text = GeneratedText(self.tokenizer, wish.stop_strings)
+        return DecodeState(
+            self._decoder.start([as_lists(token_ids)], [wish], self._policy, listeners=[text])
+        )
 
     def _make_params(
         self, params: SamplingParams | None, options: RequestOptions
@@ -489,7 +509,7 @@ class Engine:
         encoded = self.encode(as_lists(prompt), chat=chat)
         items: queue.SimpleQueue[Any] = queue.SimpleQueue()
         (reply,) = self._submit([encoded], [wish], deliver=items.put, cache=cache)
-        return GenerationStream(self._scheduler, reply, items, on_end=on_end)
+        return GenerationStream(self._scheduler, reply, items, engine=self, on_end=on_end)
 
     def _submit(
         self,
@@ -513,7 +533,7 @@ class Engine:
             self._scheduler.submit(jobs)
             return replies
         (job,) = jobs
-        job.cache = cache.lend(job.sequences[0])
+        job.cache = cache.lend(job.sequences[0], replies[0])
         try:
             self._scheduler.submit(jobs)
         except BaseException:
@@ -538,9 +558,18 @@ class Engine:
             texts[sequence] = text
         return texts
 
-    def _wait(self, replies: Sequence[Reply]) -> list[GenerationResult]:
+    def _generate(
+        self, prompts: Sequence[Sequence[int]], wishes: Sequence[SamplingParams]
+    ) -> list[GenerationResult]:
         """The results of one call; if one fails, or the caller is interrupted, all end."""
+        ends: queue.SimpleQueue[None] = queue.SimpleQueue()
+        replies = self._submit(prompts, wishes, on_ended=lambda: ends.put(None))
         try:
+            for _ in replies:
+                ends.get()
+                for reply in replies:
+                    if reply.is_ended and (error := reply.wait()) is not None:
+                        raise error
             return [reply.result() for reply in replies]
         except BaseException:
             self._cancel(replies)
@@ -550,6 +579,26 @@ class Engine:
         for reply in replies:
             if reply.job is not None:
                 self._scheduler.cancel(reply.job)
+
+
+def _weakly(engine: Engine, observer: Observer) -> Observer:
+    """The observer, called without being kept alive: it may well own the engine."""
+    reference = weakref.ref(engine)
+    del observer
+
+    def call(event: StepEvent) -> None:
+        found = reference()
+        if found is not None and found._observer is not None:
+            found._observer(event)
+
+    return call
+
+
+def _close_from_anywhere(scheduler: Scheduler) -> None:
+    """Close behind an engine that is gone, wherever its last reference was dropped."""
+    scheduler.begin_to_close()
+    if not scheduler.is_own_thread:
+        scheduler.close()
 
 
 def _call_into(loop: asyncio.AbstractEventLoop) -> Callable[..., None]:
@@ -597,6 +646,9 @@ def _parse_digests(digests: DigestCheck | str) -> DigestCheck:
         raise UsageError(f"digests must be one of {known}, got {digests!r}") from error
 
 
-def _check_at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise UsageError(f"{name} must be at least {least}, got {value}")
+def _check_int(name: str, value: object, *, at_least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise UsageError(f"{name} must be an integer, got {value!r:.60} ({type(value).__name__})")
+    if value < at_least:
+        raise UsageError(f"{name} must be at least {at_least}, got {value}")
+    return int(value)

@@ -70,6 +70,11 @@ class Reply:
         """Its samples, in order."""
         return tuple(self._texts)
 
+    @property
+    def is_ended(self) -> bool:
+        """Whether nothing more will come."""
+        return self._ended.is_set()
+
     def hear(self, sequence: TokenSequence, result: StepResult) -> None:
         """See `scheduler.Hearer`."""
         text = self._texts[sequence]
@@ -137,11 +142,13 @@ class _Stream:
         scheduler: Scheduler,
         reply: Reply,
         on_end: Callable[[GenerationResult], None] | None,
+        engine: object,
     ) -> None:
+        self._is_over = False
+        self._engine = engine  # as long as it is read, the engine lives
         self._scheduler = scheduler
         self._reply = reply
         self._on_end = on_end
-        self._is_over = False
 
     def _take(self, item: Item) -> Chunk:
         if isinstance(item, Exception):
@@ -165,25 +172,6 @@ class _Stream:
         if on_end is not None and self._reply.wait() is None:
             on_end(self._reply.result())
 
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        """Why it ended; None while there is more to read, and when it failed."""
-        if not self._is_over or self._reply.wait() is not None:
-            return None
-        return self._reply.result().finish_reason
-
-    @property
-    def result(self) -> GenerationResult:
-        """The whole generation; what there was of it if it was closed before its end.
-
-        Raises:
-            UsageError: it has not finished.
-            LookaheadError: it failed.
-        """
-        if not self._is_over:
-            raise UsageError("the stream has not finished; read it to its end or close it first")
-        return self._reply.result()
-
     def __del__(self) -> None:
         if not self._is_over:
             self._cancel()
@@ -201,9 +189,10 @@ class GenerationStream(_Stream):
         reply: Reply,
         items: queue.SimpleQueue[Item],
         *,
+        engine: object,
         on_end: Callable[[GenerationResult], None] | None = None,
     ) -> None:
-        super().__init__(scheduler, reply, on_end)
+        super().__init__(scheduler, reply, on_end, engine)
         self._items = items
 
     def __enter__(self) -> GenerationStream:
@@ -220,6 +209,27 @@ class GenerationStream(_Stream):
             raise StopIteration
         return self._take(self._items.get())
 
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ended; None while there is more to read, and when it failed."""
+        if not self._is_over or self._reply.wait() is not None:
+            return None
+        return self._reply.result().finish_reason
+
+    @property
+    def result(self) -> GenerationResult:
+        """The whole generation; what there was of it if it was closed before its end.
+
+        Waits for the pass under way if the stream was just closed.
+
+        Raises:
+            UsageError: it has not finished.
+            LookaheadError: it failed.
+        """
+        if not self._is_over:
+            raise UsageError("the stream has not finished; read it to its end or close it first")
+        return self._reply.result()
+
     def close(self) -> None:
         """Cancel the generation if it has not ended; its cache is released within one step."""
         self._cancel()
@@ -229,18 +239,28 @@ class GenerationStream(_Stream):
 class AsyncGenerationStream(_Stream):
     """The same for an event loop: an asynchronous iterator and context manager.
 
-    A task that is cancelled while it waits for a chunk cancels the generation with it.
+    A task that is cancelled while it waits for a chunk cancels the generation with it. Nothing
+    here blocks the loop.
     """
 
-    def __init__(self, scheduler: Scheduler, reply: Reply, items: asyncio.Queue[Item]) -> None:
-        super().__init__(scheduler, reply, None)
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        reply: Reply,
+        items: asyncio.Queue[Item],
+        ended: asyncio.Event,
+        *,
+        engine: object,
+    ) -> None:
+        super().__init__(scheduler, reply, None, engine)
         self._items = items
+        self._ended = ended
 
     async def __aenter__(self) -> AsyncGenerationStream:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        self.close()
+        self._cancel()
 
     def __aiter__(self) -> AsyncGenerationStream:
         return self
@@ -255,10 +275,30 @@ class AsyncGenerationStream(_Stream):
             raise
         return self._take(item)
 
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why it ended; None while there is more to read or to end, and when it failed."""
+        if not (self._is_over and self._reply.is_ended) or self._reply.wait() is not None:
+            return None
+        return self._reply.result().finish_reason
+
+    @property
+    def result(self) -> GenerationResult:
+        """The whole generation; what there was of it if it was closed before its end.
+
+        Raises:
+            UsageError: it has not ended.
+            LookaheadError: it failed.
+        """
+        if not (self._is_over and self._reply.is_ended):
+            raise UsageError("the stream has not ended; read it to its end or await its aclose()")
+        return self._reply.result()
+
     def close(self) -> None:
         """Cancel the generation if it has not ended; its cache is released within one step."""
         self._cancel()
 
     async def aclose(self) -> None:
-        """The same, as asynchronous iterators call it."""
+        """The same, and wait until it has ended: at most the pass under way."""
         self._cancel()
+        await self._ended.wait()

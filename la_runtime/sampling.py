@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -19,6 +18,11 @@ __all__ = ["DEFAULT_MAX_NEW_TOKENS", "LogitsProcessor", "SamplingParams", "Selec
 
 DEFAULT_MAX_NEW_TOKENS: Final = 256
 _MOST_LOGPROBS: Final = 1000
+# Scores are float32; what is done to them must stay finite.
+_LEAST_TEMPERATURE: Final = 1e-30
+_MOST_TEMPERATURE: Final = 1e30
+_MOST_PENALTY: Final = 1e6
+_MOST_BIAS: Final = 1e9
 _INT_FIELDS: Final = ("max_new_tokens", "min_new_tokens", "top_k", "seed", "n")
 _BOOL_FIELDS: Final = ("ignore_eos", "strict")
 _FLOAT_FIELDS: Final = (
@@ -101,7 +105,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] = field(default_factory=lambda: MappingProxyType({}))
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int = 0
     n: int = 1
     stop: str | tuple[str, ...] = ()
@@ -122,7 +126,11 @@ class SamplingParams:
         self._convert_types()
         _check_range("max_new_tokens", self.max_new_tokens, at_least=1)
         _check_range("min_new_tokens", self.min_new_tokens, at_least=0, at_most=self.max_new_tokens)
-        _check_range("temperature", self.temperature, at_least=0)
+        _check_range("temperature", self.temperature, at_least=0, at_most=_MOST_TEMPERATURE)
+        if 0 < self.temperature < _LEAST_TEMPERATURE:
+            raise UsageError(
+                f"temperature must be 0 or at least {_LEAST_TEMPERATURE}, got {self.temperature}"
+            )
         _check_range("n", self.n, at_least=1)
         if self.n > 1 and self.temperature == 0:
             raise UsageError(
@@ -131,11 +139,18 @@ class SamplingParams:
         _check_range("top_k", self.top_k, at_least=0)
         _check_range("top_p", self.top_p, above=0, at_most=1)
         _check_range("min_p", self.min_p, at_least=0, at_most=1)
-        _check_range("repetition_penalty", self.repetition_penalty, above=0)
-        _check_range("presence_penalty", self.presence_penalty)
-        _check_range("frequency_penalty", self.frequency_penalty)
+        _check_range(
+            "repetition_penalty",
+            self.repetition_penalty,
+            at_least=1 / _MOST_PENALTY,
+            at_most=_MOST_PENALTY,
+        )
+        for name in ("presence_penalty", "frequency_penalty"):
+            _check_range(name, getattr(self, name), at_least=-_MOST_PENALTY, at_most=_MOST_PENALTY)
         for token_id, bias in self.logit_bias.items():
-            _check_range(f"logit_bias of token {token_id}", bias)
+            _check_range(
+                f"logit_bias of token {token_id}", bias, at_least=-_MOST_BIAS, at_most=_MOST_BIAS
+            )
         if self.logprobs is not None:
             _check_range("logprobs", self.logprobs, at_least=0, at_most=_MOST_LOGPROBS)
         if "" in self.stop_strings:
@@ -260,17 +275,15 @@ def _as_texts(stop: object) -> str | tuple[str, ...]:
     return texts
 
 
-def _as_biases(logit_bias: object) -> Mapping[int, float]:
+def _as_biases(logit_bias: object) -> dict[int, float]:
     if not isinstance(logit_bias, Mapping):
         raise _wrong_type("logit_bias", logit_bias, "a mapping from token id to number")
-    return MappingProxyType(
-        {
-            _as_int("a token id in logit_bias", token_id): _as_float(
-                f"logit_bias of token {token_id}", bias
-            )
-            for token_id, bias in logit_bias.items()
-        }
-    )
+    return {
+        _as_int("a token id in logit_bias", token_id): _as_float(
+            f"logit_bias of token {token_id}", bias
+        )
+        for token_id, bias in logit_bias.items()
+    }
 
 
 def _check_range(

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Protocol, TypeAlias
 
 from la_runtime.backends.base import CacheState
-from la_runtime.batch import Batch, BlockPolicy, PassReport
+from la_runtime.batch import Batch, BlockPolicy, Outcome, PassReport
 from la_runtime.decoder import Decoder
 from la_runtime.errors import LookaheadError, QueueFullError, UsageError
 from la_runtime.sequence import StepResult, TokenSequence
@@ -115,13 +115,20 @@ class Scheduler:
         """Sequences that are being decoded."""
         return len(self._jobs)
 
+    @property
+    def is_own_thread(self) -> bool:
+        """Whether the worker is asking."""
+        return threading.current_thread() is self._thread
+
     def submit(self, jobs: Sequence[Job]) -> None:
         """Let these jobs wait for their turn, behind all that wait already.
 
         Raises:
-            UsageError: the scheduler is closed, or a job has more samples than fit into a batch.
+            UsageError: the scheduler is closed, a job has more samples than fit into a batch, or
+                this is called from the thread that would have to serve it.
             QueueFullError: too many submissions wait.
         """
+        self._check_caller("asks for a generation")
         for job in jobs:
             if len(job.sequences) > self.max_batch:
                 raise UsageError(
@@ -143,13 +150,24 @@ class Scheduler:
                     "the engine was used before this process was forked and does not survive that; "
                     "open the bundle in the new process"
                 )
-            self._queue.append(deque(jobs))
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._work, name="lookahead-engine", daemon=True
-                )
-                self._thread.start()
+                thread = threading.Thread(target=self._work, name="lookahead-engine", daemon=True)
+                thread.start()
+                self._thread = thread
+            self._queue.append(deque(jobs))
             self._changed.notify_all()
+
+    def _check_caller(self, what: str) -> None:
+        """Refuse a call from the worker: it would wait for itself.
+
+        Raises:
+            UsageError: it is one.
+        """
+        if self.is_own_thread:
+            raise UsageError(
+                f"a logits processor or observer {what} of the engine that runs it, which cannot "
+                "end; do that from another thread"
+            )
 
     def cancel(self, job: Job) -> None:
         """End a job before the next pass; one that has ended stays as it is."""
@@ -158,13 +176,21 @@ class Scheduler:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End every job as cancelled, after the running pass; then end the worker."""
+        """End every job as cancelled, after the running pass; returns when the worker has ended.
+
+        Raises:
+            UsageError: this is called from the worker.
+        """
+        self._check_caller("asks for the closing")
+        self.begin_to_close()
+        if self._thread is not None:
+            self._thread.join()
+
+    def begin_to_close(self) -> None:
+        """The same, without waiting for it."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
-            thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            thread.join()
 
     def _work(self) -> None:
         """The worker: admits, reads and steps until the scheduler closes."""
@@ -172,11 +198,16 @@ class Scheduler:
             while self._wait_for_work():
                 for run_pass in (self._read, self._step):
                     self._drop_cancelled()
-                    run_pass()
+                    if not self._is_closing:
+                        run_pass()
         except BaseException as error:
             self._abandon(error)
             raise
-        self._abandon(None)
+        try:
+            self._abandon(None)
+        except BaseException as error:
+            self._abandon(error)
+            raise
 
     def _wait_for_work(self) -> bool:
         """Admit what fits; False when the scheduler closes."""
@@ -244,8 +275,12 @@ class Scheduler:
                 batch.drop(leaving.keys())
         for sequence, job in leaving.items():
             self._jobs.pop(sequence, None)
-            self._end_cancelled([sequence], job)
+            self._end_cancelled(sequence, job)
         self._close_empty()
+        self._observe_ends(cancelled=len(leaving))
+
+    def _observe_ends(self, *, cancelled: int = 0, failed: int = 0) -> None:
+        """Tell the observer of sequences that ended without a pass."""
         self._observe(
             StepEvent(
                 kind=PassKind.NONE,
@@ -254,8 +289,8 @@ class Scheduler:
                 padding_rows=0,
                 new_tokens=0,
                 accepted=0,
-                finished=(FinishReason.CANCELLED,) * len(leaving),
-                failed=0,
+                finished=(FinishReason.CANCELLED,) * cancelled,
+                failed=failed,
                 running=self.num_running,
                 waiting=self.num_waiting,
                 seconds=0.0,
@@ -263,16 +298,15 @@ class Scheduler:
         )
 
     @staticmethod
-    def _end_cancelled(sequences: Sequence[TokenSequence], job: Job) -> None:
-        for sequence in sequences:
-            sequence.finish_reason = FinishReason.CANCELLED
-            if sequence.keeps_cache and sequence.kept_cache is None:
-                sequence.kept_cache = job.cache  # it was never touched
-            result = StepResult(
-                token_ids=(), accepted=0, margins=(), finish_reason=FinishReason.CANCELLED
-            )
-            sequence.is_over = True
-            job.hearer.hear(sequence, result)
+    def _end_cancelled(sequence: TokenSequence, job: Job) -> None:
+        sequence.finish_reason = FinishReason.CANCELLED
+        if sequence.keeps_cache and sequence.kept_cache is None:
+            sequence.kept_cache = job.cache  # it was never touched
+        result = StepResult(
+            token_ids=(), accepted=0, margins=(), finish_reason=FinishReason.CANCELLED
+        )
+        sequence.end()
+        job.hearer.hear(sequence, result)
 
     def _close_empty(self) -> None:
         if self._reading is not None and len(self._reading) == 0:
@@ -291,12 +325,17 @@ class Scheduler:
             self._pass(batch, batch.read_chunk, PassKind.PREFILL)
             return
         self._pass(batch, batch.step, PassKind.PREFILL)
-        if self._reading is not None:
-            self._reading = None
+        if self._reading is None:
+            return
+        try:
             if self._running is None:
                 self._running = batch
             else:
                 self._running.absorb(batch)
+            self._reading = None
+        except Exception as error:  # noqa: BLE001  # raised again where the requests were made
+            self._fail(batch.sequences, error)
+            self._discard(batch)
 
     def _step(self) -> None:
         batch = self._running
@@ -315,14 +354,7 @@ class Scheduler:
             return
         seconds = time.perf_counter() - began
         for sequence, outcome in report.outcomes:
-            hearer = self._jobs[sequence].hearer
-            if isinstance(outcome, LookaheadError) or outcome.finish_reason is not None:
-                sequence.is_over = True
-                del self._jobs[sequence]
-            if isinstance(outcome, LookaheadError):
-                hearer.fail(sequence, outcome)
-            else:
-                hearer.hear(sequence, outcome)
+            self._tell(sequence, outcome)
         self._close_empty()
         results = [o for _, o in report.outcomes if isinstance(o, StepResult)]
         self._observe(
@@ -341,12 +373,26 @@ class Scheduler:
             )
         )
 
+    def _tell(self, sequence: TokenSequence, outcome: Outcome) -> None:
+        hearer = self._jobs[sequence].hearer
+        if isinstance(outcome, Exception):
+            self._forget(sequence)
+            hearer.fail(sequence, outcome)
+            return
+        if outcome.finish_reason is not None:
+            self._forget(sequence)
+        hearer.hear(sequence, outcome)
+
+    def _forget(self, sequence: TokenSequence) -> None:
+        sequence.end()
+        del self._jobs[sequence]
+
     def _observe(self, event: StepEvent) -> None:
         if self._observer is None:
             return
         try:
             self._observer(event)
-        except Exception:
+        except BaseException:
             # What counts requests must not end them.
             logger.exception("the observer failed; it is not called again")
             self._observer = None
@@ -354,8 +400,9 @@ class Scheduler:
     def _fail(self, sequences: Sequence[TokenSequence], error: Exception) -> None:
         """End sequences with an error."""
         for sequence in sequences:
-            sequence.is_over = True
+            sequence.end()
             self._jobs.pop(sequence).hearer.fail(sequence, error)
+        self._observe_ends(failed=len(sequences))
 
     def _discard(self, batch: Batch) -> None:
         """Forget a batch whose cache nobody can trust."""
@@ -372,19 +419,24 @@ class Scheduler:
             self._is_closing = True
             waiting = [job for jobs in self._queue for job in jobs]
             self._queue.clear()
-        for batch in (self._reading, self._running):
-            if batch is not None:
+        batches = [batch for batch in (self._reading, self._running) if batch is not None]
+        if error is None:
+            for batch in batches:
                 batch.drop(set(self._jobs))
                 batch.close()
-        ending = dict(self._jobs)
-        self._jobs.clear()
-        ending |= {sequence: job for job in waiting for sequence in job.sequences}
         self._reading = self._running = None
+        ending = dict(self._jobs)
+        ending |= {sequence: job for job in waiting for sequence in job.sequences}
+        self._jobs.clear()
         for sequence, job in ending.items():
             if error is None:
-                self._end_cancelled([sequence], job)
-            else:
-                failure = LookaheadError(f"the engine stopped: {type(error).__name__}: {error}")
-                failure.__cause__ = error
-                sequence.is_over = True
-                job.hearer.fail(sequence, failure)
+                self._end_cancelled(sequence, job)
+                continue
+            failure = LookaheadError(f"the engine stopped: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            sequence.end()
+            job.hearer.fail(sequence, failure)
+        if error is None:
+            self._observe_ends(cancelled=len(ending))
+        else:
+            self._observe_ends(failed=len(ending))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,11 @@ __all__ = [
     "select_exact",
     "select_threshold",
 ]
+
+
+def _never(token_id: int) -> bool:
+    """For sequences without an end."""
+    return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +138,7 @@ class ChosenRowScores(RowScores):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selected:
-    """What a pass gives a sequence, before its end is looked for.
+    """What a pass gives a sequence.
 
     Args:
         choices: the tokens, in order.
@@ -159,44 +164,65 @@ class Selected:
 
 
 def select_exact(
-    drafts: DraftTree, part: Part, scores: RowScores, *, epsilon: float = 0.0
+    drafts: DraftTree,
+    part: Part,
+    scores: RowScores,
+    *,
+    ends: Callable[[int], bool] = _never,
+    epsilon: float = 0.0,
 ) -> Selected:
     """Keep what the model itself chooses, and let the slots propose what may follow.
+
+    No row behind the end is asked: a grammar, say, may have nothing to answer there.
 
     Args:
         drafts: what the pass verified.
         part: the sequence's part of the block.
         scores: of its rows.
+        ends: is told each token that is kept, in order, and whether it is the last one.
         epsilon: a choice of a smaller margin is left undecided, and ends what is kept.
+
+    Raises:
+        LookaheadError: the first choice cannot be made. Where a later one cannot, what was kept
+            stands, and the next pass meets the error.
     """
     rows = part.rows
     choices: list[Choice] = []
     token_ids: list[int] = []
+    is_decided, goes_on = True, True
 
     def choose(node: int) -> int | None:
-        choice = scores.choose(rows.row(node), token_ids)
+        nonlocal is_decided, goes_on
+        try:
+            choice = scores.choose(rows.row(node), token_ids)
+        except LookaheadError:
+            if not choices:
+                raise
+            goes_on = False
+            return None
         if choice.margin < epsilon:
+            is_decided = goes_on = False
             return None
         choices.append(choice)
         token_ids.append(choice.token_id)
+        if ends(choice.token_id):
+            goes_on = False
+            return None
         return choice.token_id
 
     path = accept_exact(drafts, choose)
-    if len(choices) == len(path):
-        return Selected(
-            choices=tuple(choices),
-            is_proposal=(True,) * len(path),
-            path=path,
-            num_proposed=len(path),
-            next_drafts=NO_DRAFTS,
-            is_decided=False,
-        )
+    is_proposal = [True] * len(path)
+    if len(choices) > len(path):  # the last one is not on the path
+        last_node = path[-1] if path else 0
+        is_proposal.append(not goes_on and drafts.child(last_node, token_ids[-1]) is not None)
+    proposing = proposing_rows(rows, path) if goes_on else range(0)
     return Selected(
         choices=tuple(choices),
-        is_proposal=(True,) * len(path) + (False,),
+        is_proposal=tuple(is_proposal),
         path=path,
-        num_proposed=max(drafts.depths, default=0),
-        next_drafts=DraftTree.chain(_propose(proposing_rows(rows, path), scores, token_ids)),
+        num_proposed=(max(drafts.depths, default=0) if len(choices) > len(path) else len(path)),
+        next_drafts=DraftTree.chain(_propose(proposing, scores, token_ids)),
+        is_decided=is_decided,
     )
 
 
@@ -214,14 +240,28 @@ def _propose(rows: Iterable[int], scores: RowScores, token_ids: Sequence[int]) -
     return tuple(proposals)
 
 
-def select_threshold(part: Part, scores: RowScores, *, tau: float) -> Selected:
-    """Emit the model's token and, unverified, the probable proposals behind it."""
+def select_threshold(
+    part: Part, scores: RowScores, *, tau: float, ends: Callable[[int], bool] = _never
+) -> Selected:
+    """Emit the model's token and, unverified, the probable proposals behind it.
+
+    Args:
+        part: the sequence's part of the block.
+        scores: of its rows.
+        tau: probability from which a proposal is emitted.
+        ends: is told each token that is kept, in order, and whether it is the last one.
+    """
     root = part.rows.row(0)
     slots = part.rows.slot_rows(0)
     num_emitted = accept_threshold([scores.probability(row) for row in slots], tau)
+    choices: list[Choice] = []
+    for row in (root, *slots[:num_emitted]):
+        choices.append(scores.choose(row, ()))
+        if ends(choices[-1].token_id):
+            break
     return Selected(
-        choices=tuple(scores.choose(row, ()) for row in (root, *slots[:num_emitted])),
-        is_proposal=(False,) + (True,) * num_emitted,
+        choices=tuple(choices),
+        is_proposal=(False,) + (True,) * (len(choices) - 1),
         path=(),
         num_proposed=len(slots),
         next_drafts=NO_DRAFTS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from la_runtime.backends.base import CacheState
 from la_runtime.block import Part
@@ -14,9 +14,9 @@ from la_runtime.layout import NO_DRAFTS, Group, GroupMask, Layout, make_rows
 from la_runtime.sampling import SamplingParams, Select
 from la_runtime.selection import Selected
 from la_runtime.stats import GenerationStats, StepCounts
-from la_runtime.stopping import FinishReason, cut_at_end
+from la_runtime.stopping import Ending, FinishReason, TokenListener
 
-__all__ = ["StepResult", "TokenListener", "TokenSequence"]
+__all__ = ["StepResult", "TokenSequence"]
 
 # Many requests allow more tokens than they come to say.
 _MOST_RESERVED_TOKENS: Final = 512
@@ -46,14 +46,6 @@ class StepResult:
             margins=self.margins + other.margins,
             finish_reason=other.finish_reason,
         )
-
-
-class TokenListener(Protocol):
-    """Hears every emitted token of a sequence, and may end it."""
-
-    def push(self, token_id: int) -> bool:
-        """A token; True ends the sequence with it."""
-        ...
 
 
 class TokenSequence:
@@ -88,7 +80,6 @@ class TokenSequence:
         self._epsilon = epsilon
         self.eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
         self.stop_token_ids = frozenset(params.stop_token_ids)
-        self.listener = listener
         self.chooser: Chooser | None = None
         self.choices: list[Choice] = []
         self.token_ids = [int(token) for token in prompt]
@@ -99,14 +90,30 @@ class TokenSequence:
         self.drafts = NO_DRAFTS
         self.counts = StepCounts(k=k)
         self.finish_reason: FinishReason | None = None
-        self.is_over = False
+        self._over_at: float | None = None
         self.keeps_cache = False
         self.kept_cache: CacheState | None = None
         self._context = context
+        self._ending = Ending(
+            eos_token_ids=self.eos_token_ids,
+            stop_token_ids=self.stop_token_ids,
+            max_new_tokens=params.max_new_tokens,
+            context_room=context - self.prompt_len,
+            listener=listener,
+        )
         self._asked_at = time.perf_counter()
         self._began_at: float | None = None
         self._first_token_at: float | None = None
         self._last_token_at: float | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more will be computed for it."""
+        return self._over_at is not None
+
+    def end(self) -> None:
+        """Nothing more will be computed for it."""
+        self._over_at = time.perf_counter()
 
     @property
     def num_known(self) -> int:
@@ -188,19 +195,16 @@ class TokenSequence:
             self.counts.prefill_passes += 1
         self.counts.count_block(num_rows=part.rows.num_rows, block_len=block_len)
 
+    def ends_with(self, token_id: int) -> bool:
+        """Hear one token that the pass under way keeps; whether the sequence ends with it."""
+        self.finish_reason = self._ending.hear(token_id)
+        return self.finish_reason is not None
+
     def emit(self, selected: Selected) -> StepResult:
-        """Append the selected tokens up to the end of the sequence, and count them."""
-        until_length, until_context = self._room()
-        token_ids, self.finish_reason = cut_at_end(
-            selected.token_ids,
-            ends_with=self._ends_with,
-            room=min(until_length, until_context),
-            at_room=(
-                FinishReason.LENGTH if until_length <= until_context else FinishReason.CONTEXT
-            ),
-        )
+        """Append the tokens it has heard, and count them."""
+        token_ids = selected.token_ids
         if self.params.logprobs is not None:
-            self.choices += selected.choices[: len(token_ids)]
+            self.choices += selected.choices
         self.token_ids.extend(token_ids)
         counts = self.counts
         if token_ids:
@@ -208,12 +212,12 @@ class TokenSequence:
             if self._first_token_at is None:
                 self._first_token_at = self._last_token_at
                 counts.prefill_tokens = len(token_ids)
-        num_accepted = sum(selected.is_proposal[: len(token_ids)])
+        num_accepted = sum(selected.is_proposal)
         counts.count(num_drafted=selected.num_proposed, num_accepted=num_accepted)
         return StepResult(
             token_ids=token_ids,
             accepted=num_accepted,
-            margins=tuple(choice.margin for choice in selected.choices[: len(token_ids)]),
+            margins=tuple(choice.margin for choice in selected.choices),
             finish_reason=self.finish_reason,
         )
 
@@ -221,28 +225,14 @@ class TokenSequence:
         """Hand the proposals to the next pass, as deep as the sequence can still grow."""
         if self.params.select is Select.THRESHOLD:
             self.num_unverified = self.num_known - 1
-        self.drafts = selected.next_drafts.cut(max(min(self._room()) - 1, 0))
-
-    def _ends_with(self, token_id: int) -> FinishReason | None:
-        """The reason if this emitted token ends the sequence."""
-        is_text_ended = self.listener is not None and self.listener.push(token_id)
-        if token_id in self.eos_token_ids:
-            return FinishReason.EOS
-        if is_text_ended or token_id in self.stop_token_ids:
-            return FinishReason.STOP
-        return None
-
-    def _room(self) -> tuple[int, int]:
-        """How many more tokens the request asks for, and how many the context holds."""
-        num_tokens = len(self.token_ids)
-        until_length = self.params.max_new_tokens - (num_tokens - self.prompt_len)
-        return until_length, self._context - num_tokens
+        self.drafts = selected.next_drafts.cut(max(self._ending.room - 1, 0))
 
     def stats(self) -> GenerationStats:
         """Counts and times so far."""
         counts = self.counts
-        began = self._began_at or time.perf_counter()
-        first = self._first_token_at or time.perf_counter()
+        now = self._over_at or time.perf_counter()
+        began = self._began_at or now
+        first = self._first_token_at or now
         last = self._last_token_at or first
         return GenerationStats(
             k=self.k,

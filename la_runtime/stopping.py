@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Collection
 from enum import StrEnum
+from typing import Protocol
 
-__all__ = ["FinishReason", "cut_at_end"]
+__all__ = ["Ending", "FinishReason", "TokenListener"]
 
 
 class FinishReason(StrEnum):
@@ -23,29 +24,48 @@ class FinishReason(StrEnum):
     CANCELLED = "cancelled"
 
 
-def cut_at_end(
-    token_ids: Sequence[int],
-    *,
-    ends_with: Callable[[int], FinishReason | None],
-    room: int,
-    at_room: FinishReason,
-) -> tuple[tuple[int, ...], FinishReason | None]:
-    """Cut emitted tokens at the first end inside them.
+class TokenListener(Protocol):
+    """Hears every emitted token of a sequence, and may end it."""
+
+    def push(self, token_id: int) -> bool:
+        """A token; True ends the sequence with it."""
+        ...
+
+
+class Ending:
+    """Hears a sequence token by token, and knows with which one it ends.
 
     Args:
-        token_ids: tokens accepted by one pass.
-        ends_with: the reason if the sequence ends with this token; asked for each token in order
-            until one ends it. That token is kept.
-        room: how many more tokens may be emitted, at least 1.
-        at_room: the reason to give when the room is used up.
-
-    Returns:
-        The tokens to emit, and the reason if the sequence ends with the last of them.
+        eos_token_ids: tokens that end it as ``eos``.
+        stop_token_ids: tokens that end it as ``stop``.
+        max_new_tokens: the request's limit.
+        context_room: tokens that fit into the context behind the prompt, at least 1.
+        listener: may end it as ``stop``.
     """
-    for count, token_id in enumerate(token_ids, 1):
-        reason = ends_with(token_id)
-        if reason is None and count == room:
-            reason = at_room
-        if reason is not None:
-            return tuple(token_ids[:count]), reason
-    return tuple(token_ids), None
+
+    def __init__(
+        self,
+        *,
+        eos_token_ids: Collection[int],
+        stop_token_ids: Collection[int],
+        max_new_tokens: int,
+        context_room: int,
+        listener: TokenListener | None = None,
+    ) -> None:
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._stop_token_ids = frozenset(stop_token_ids)
+        self._listener = listener
+        self._at_limit = (
+            FinishReason.LENGTH if max_new_tokens <= context_room else FinishReason.CONTEXT
+        )
+        self.room = min(max_new_tokens, context_room)  # tokens that may still come
+
+    def hear(self, token_id: int) -> FinishReason | None:
+        """One more token; the reason if the sequence ends with it."""
+        self.room -= 1
+        is_text_ended = self._listener is not None and self._listener.push(token_id)
+        if token_id in self._eos_token_ids:
+            return FinishReason.EOS
+        if is_text_ended or token_id in self._stop_token_ids:
+            return FinishReason.STOP
+        return self._at_limit if self.room == 0 else None

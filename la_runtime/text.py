@@ -10,7 +10,8 @@ __all__ = ["GeneratedText"]
 class GeneratedText:
     """Turns tokens into text and notices the first stop string.
 
-    Text that may be the beginning of a stop string is held back until it is certain not to be.
+    A stop string is complete with the first token behind which the text, ending there, would hold
+    it. Text that may be the beginning of a stop string is held back until it is certain not to be.
 
     Args:
         tokenizer: of the bundle.
@@ -27,6 +28,8 @@ class GeneratedText:
     def push(self, token_id: int) -> bool:
         """Read one token; True if a stop string is complete with it."""
         self._append(self._decoder.push((token_id,)))
+        if self._stop and not self._is_stopped:
+            self._stop_in(self._held + self._decoder.peek())
         return self._is_stopped
 
     def finish(self) -> None:
@@ -45,15 +48,20 @@ class GeneratedText:
         if self._is_stopped:
             return
         self._held += text
-        starts = [place for stop in self._stop if (place := self._held.find(stop)) >= 0]
-        if starts:
-            self._certain.append(self._held[: min(starts)])
-            self._held = ""
-            self._is_stopped = True
+        if self._stop_in(self._held):
             return
         certain = len(self._held) - self._num_held_back()
         self._certain.append(self._held[:certain])
         self._held = self._held[certain:]
+
+    def _stop_in(self, text: str) -> bool:
+        """End behind the first stop string of this text, if there is one."""
+        starts = [place for stop in self._stop if (place := text.find(stop)) >= 0]
+        if starts:
+            self._certain.append(text[: min(starts)])
+            self._held = ""
+            self._is_stopped = True
+        return self._is_stopped
 
     def _num_held_back(self) -> int:
         """Length of the longest end of the text that begins a stop string."""

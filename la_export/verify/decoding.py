@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from la_export.verify.recording import RecordingBackend
 from la_runtime.backends.base import Backend
+from la_runtime.batch import BlockPolicy
 from la_runtime.bundle import Manifest
-from la_runtime.decoder import BlockPolicy, Decoder
+from la_runtime.decoder import Decoder
 from la_runtime.sampling import SamplingParams
 from la_runtime.stopping import FinishReason
 
@@ -35,6 +36,15 @@ class Decoded:
     block_lengths: list[int] = field(default_factory=list)
     accepted: int = 0
     finish_reason: FinishReason | None = None
+
+    def first(self, count: int) -> Decoded:
+        """The first tokens of a plain decoding, which gives one a pass."""
+        return Decoded(
+            token_ids=self.token_ids[:count],
+            margins=self.margins[:count],
+            block_lengths=self.block_lengths[:count],
+            finish_reason=FinishReason.LENGTH,
+        )
 
 
 def decode(

@@ -45,6 +45,7 @@ from la_runtime.sampling import SamplingParams
 __all__ = [
     "FULL",
     "QUICK",
+    "RECIPES",
     "Configuration",
     "EncodedPrompt",
     "Ladder",
@@ -62,6 +63,8 @@ logger = logging.getLogger(__name__)
 _PREFILL_ROOM: Final = 32
 _CUT_STEP: Final = 5
 _CUT_LENGTHS: Final = 4
+# Tokens that are enough for a draft to stand, though two proposals in seven are wrong.
+_ROOM_FOR_BLOCKS: Final = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +82,8 @@ class LadderSettings:
         cuts: places at which an ending is forced.
         long_prompt: tokens of the longest odd prompt.
         perplexity_tokens: tokens whose perplexity is taken.
+        vocabulary_reads: token ids that are read once each, of those no prompt holds.
+        vocabulary_texts: token ids whose text is compared with transformers'.
     """
 
     prompts: int
@@ -91,6 +96,8 @@ class LadderSettings:
     cuts: int
     long_prompt: int
     perplexity_tokens: int
+    vocabulary_reads: int
+    vocabulary_texts: int
 
 
 FULL: Final = LadderSettings(
@@ -104,6 +111,8 @@ FULL: Final = LadderSettings(
     cuts=4,
     long_prompt=1536,
     perplexity_tokens=512,
+    vocabulary_reads=2048,
+    vocabulary_texts=2**31,
 )
 QUICK: Final = LadderSettings(
     prompts=5,
@@ -116,6 +125,23 @@ QUICK: Final = LadderSettings(
     cuts=1,
     long_prompt=160,
     perplexity_tokens=96,
+    vocabulary_reads=320,
+    vocabulary_texts=2048,
+)
+
+
+# Strong filters and penalties: what is done to scores must show in a few tokens.
+RECIPES: Final = (
+    SamplingParams(
+        temperature=0.6,
+        top_p=0.6,
+        repetition_penalty=1.5,
+        presence_penalty=0.7,
+        frequency_penalty=0.4,
+    ),
+    SamplingParams(temperature=1.6, top_k=9, min_p=0.1, logit_bias={0: -1.5}),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.8, top_p=0.95, repetition_penalty=1.1),
 )
 
 
@@ -208,6 +234,11 @@ class Ladder:
         return min(self.settings.new_tokens, self.context - self._longest_prompt)
 
     @property
+    def has_room_for_blocks(self) -> bool:
+        """Whether given proposals must stand; a context of a few tokens ends before."""
+        return bool(self.lookahead_lengths) and self.new_tokens >= _ROOM_FOR_BLOCKS
+
+    @property
     def _longest_prompt(self) -> int:
         return min(self.settings.prompt_tokens, max(1, self.context // 2))
 
@@ -259,11 +290,28 @@ class Ladder:
 
     def greedy(self, configuration: Configuration | None = None) -> SamplingParams:
         """Parameters of greedy decoding, plain without a configuration; end tokens are ignored."""
-        if configuration is None:
-            return SamplingParams(k=0, max_new_tokens=self.new_tokens, ignore_eos=True)
-        return SamplingParams(
-            k=configuration.k,
-            layout=configuration.layout,
+        return self._decoding(configuration, SamplingParams())
+
+    def sampled(self, seed: int, configuration: Configuration | None = None) -> SamplingParams:
+        """Parameters of sampled decoding: seeds take the recipes in turn.
+
+        A recipe with a bias is biased against what plain greedy decoding says.
+        """
+        params = replace(RECIPES[seed % len(RECIPES)], seed=seed)
+        if params.logit_bias:
+            (bias,) = set(params.logit_bias.values())
+            said = self.plain_runs[self.prompts[0].name].token_ids
+            params = replace(params, logit_bias=dict.fromkeys(said, bias))
+        return self._decoding(configuration, params)
+
+    def _decoding(
+        self, configuration: Configuration | None, params: SamplingParams
+    ) -> SamplingParams:
+        """With the configuration's lookaheads, and as long as every comparison is."""
+        return replace(
+            params,
+            k=0 if configuration is None else configuration.k,
+            layout=None if configuration is None else configuration.layout,
             max_new_tokens=self.new_tokens,
             ignore_eos=True,
         )
@@ -275,25 +323,31 @@ class Ladder:
     def proposing(
         self,
         configuration: Configuration,
-        text: Sequence[int],
+        *texts: Sequence[int],
         backend: Backend | None = None,
     ) -> Backend:
         """A backend whose slots propose as the configuration says.
 
         Args:
             configuration: whose proposals.
-            text: prompt and plain decoding's tokens, the proposals to give.
+            texts: prompt and plain decoding's tokens of each sequence, the proposals to give.
             backend: what runs the graph; the bundle's own when not given.
         """
         backend = backend or self.backend
         if configuration.proposals is Proposals.OWN:
             return backend
-        return GivenProposals(backend, [text])
+        return GivenProposals(backend, texts)
 
     def decode(self, prompt: Sequence[int], params: SamplingParams) -> Decoded:
         """Decode one prompt on the bundle's own backend."""
         (decoded,) = decode(self.backend, self.manifest, [prompt], [params])
         return decoded
+
+    def plain_decoding(self, prompt: EncodedPrompt, params: SamplingParams) -> Decoded:
+        """What plain decoding alone makes of a prompt with these parameters, whatever their k."""
+        if params.is_plain_greedy and params.ignore_eos:
+            return self.plain_runs[prompt.name].first(params.max_new_tokens)
+        return self.decode(prompt.token_ids, replace(params, k=0, layout=None))
 
     @cached_property
     def plain_runs(self) -> Mapping[str, Decoded]:

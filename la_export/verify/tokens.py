@@ -15,6 +15,7 @@ __all__ = [
     "Verdict",
     "compare_tokens",
     "excuse_allowance",
+    "refuse_near_ties",
 ]
 
 EPSILON_LIMIT_FP32: Final = 1e-3
@@ -79,6 +80,14 @@ def excuse_allowance(num_tokens: int) -> int:
     return max(1, int(num_tokens * EXCUSED_SHARE_LIMIT_FP32))
 
 
+def refuse_near_ties(near_ties: Sequence[str], num_tokens: int) -> tuple[str, ...]:
+    """The near-ties of so many tokens behind a line that counts them, if they are too many."""
+    allowed = excuse_allowance(num_tokens)
+    if len(near_ties) <= allowed:
+        return ()
+    return (f"{len(near_ties)} near-ties, allowed {allowed}", *near_ties)
+
+
 @dataclass(slots=True, kw_only=True)
 class Comparisons:
     """Comparisons summed up. A place is excused once, however many ways of decoding meet it.
@@ -133,10 +142,8 @@ class Comparisons:
     @property
     def problems(self) -> tuple[str, ...]:
         """What is not excused, and the near-ties if there are too many of them."""
-        allowed = excuse_allowance(sum(self._references.values()))
-        near_ties = list(self.near_ties.values())
-        too_many = [f"{len(near_ties)} near-ties, allowed {allowed}", *near_ties]
-        return (*self.differences, *(too_many if len(near_ties) > allowed else ()))
+        num_tokens = sum(self._references.values())
+        return (*self.differences, *refuse_near_ties(tuple(self.near_ties.values()), num_tokens))
 
 
 def _token(token_ids: Sequence[int], place: int) -> str:

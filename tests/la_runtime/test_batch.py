@@ -296,3 +296,111 @@ def test_rows_and_padding_are_counted():
     assert (stats[0].rows, stats[0].padding_rows) == (6 + 4, 0)
     assert (stats[1].rows, stats[1].padding_rows) == (2 + 2, 4 + 2)
     assert stats[1].padding_share == pytest.approx(6 / 10)
+
+
+def end_of_script(script, prompt_len, behind):
+    """A grammar of one sentence; what it does behind its end is `behind`."""
+
+    def allow(token_ids, scores):
+        place = len(token_ids) - prompt_len
+        if place >= len(script):
+            behind(scores)
+            return
+        scores[:] = -np.inf
+        scores[script[place]] = 0.0
+
+    return allow
+
+
+def raise_behind(scores):
+    raise RuntimeError("the sentence is over")
+
+
+def forbid_behind(scores):
+    scores[:] = -np.inf
+
+
+@pytest.mark.parametrize("behind", [raise_behind, forbid_behind])
+@pytest.mark.parametrize("ending", ["eos", "stop id", "length"])
+@pytest.mark.parametrize("k", [0, 1, 2, 4, 6])
+def test_no_row_behind_the_end_is_asked(behind, ending, k):
+    """Slots and drafts reach past the end of the sentence; the model never would."""
+    prompt, script = PROMPTS[0], [10, 11, 3, 7, 12]
+    params = SamplingParams(
+        k=k,
+        layout=Layout.FULL,
+        max_new_tokens=len(script) if ending == "length" else 20,
+        stop_token_ids=(12,) if ending == "stop id" else (),
+        logits_processors=(end_of_script(script, len(prompt), behind),),
+    )
+    decoder = Decoder(
+        FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX),
+        context=CONTEXT,
+        eos_token_ids=(12,) if ending == "eos" else (),
+    )
+    accepted = 0
+    with decoder.start([prompt], [params]) as decoding:
+        decoding.prefill()
+        while not decoding.is_done:
+            decoding.step()
+        assert decoding.token_ids(0) == tuple(script)
+        accepted = sum(decoding.stats(0).accepted)
+    assert accepted > 0 or k == 0, "drafts stood"
+
+
+@pytest.mark.parametrize("k", [0, 2, 5])
+@pytest.mark.parametrize("strict", [False, True])
+def test_what_was_accepted_before_a_failure_is_emitted(k, strict):
+    prompt = PROMPTS[0]
+    plain = decode_plainly(prompt, NUM_TOKENS)
+
+    def fail_at_nine(token_ids, scores):
+        if len(token_ids) == 9:
+            raise RuntimeError("no grammar")
+
+    backend = FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX, slot_oracle=oracle([prompt]))
+    params = SamplingParams(k=k, strict=strict, logits_processors=(fail_at_nine,))
+    decoder = make_decoder(backend, epsilon=2.0)
+    sequences = decoder.make_sequences([prompt], [params])
+    tokens: dict = {}
+    errors: dict = {}
+    run_to_end(decoder.make_batch(sequences, BlockPolicy()), tokens, errors)
+
+    assert tokens[sequences[0]] == plain[: 9 - len(prompt)]
+    assert "failed in request 0 at position 9" in str(errors[sequences[0]])
+
+
+@pytest.mark.parametrize("width", [5, 6, 7, 9])
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_threshold_decodes_at_every_width_that_holds_its_steps(width, k):
+    """Known rows of its steps may be more than a chunk: they are no prompt."""
+    params = SamplingParams(select="threshold", tau=0.0, k=k, max_new_tokens=20)
+    backend = FakeBackend(vocab_size=VOCAB_SIZE, k_max=4)
+    decoder = make_decoder(backend)
+    found = []
+    for policy in (BlockPolicy(), BlockPolicy.fixed_width(width, k_max=4)):
+        if 2 * k + 1 > width:
+            continue
+        with decoder.start([PROMPTS[2]], [params], policy) as decoding:
+            decoding.prefill()
+            while not decoding.is_done:
+                decoding.step()
+            found.append(decoding.token_ids(0))
+    assert len(set(found)) <= 1
+
+
+def test_an_error_of_any_kind_ends_its_own_sequence(monkeypatch):
+    decoder = make_decoder()
+    params = [SamplingParams(temperature=1.0, k=2, max_new_tokens=6)] * 3
+    sequences = decoder.make_sequences(PROMPTS[:3], params)
+
+    def break_down(logits, token_ids):
+        raise IndexError("out of range")
+
+    monkeypatch.setattr(sequences[1].chooser, "choose", break_down)
+    tokens: dict = {}
+    errors: dict = {}
+    run_to_end(decoder.make_batch(sequences, BlockPolicy()), tokens, errors)
+
+    assert list(errors) == [sequences[1]]
+    assert [len(tokens[s]) for s in (sequences[0], sequences[2])] == [6, 6]

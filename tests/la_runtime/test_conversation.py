@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 
@@ -199,3 +201,24 @@ def test_numpy_prompts_are_prompts(toy):
         found = conversation.generate(np.arange(5), max_new_tokens=3)
     assert found.token_ids == toy.generate([0, 1, 2, 3, 4], max_new_tokens=3).token_ids
     assert as_lists([np.arange(2), "text"]) == [[0, 1], "text"]
+
+
+def test_a_conversation_closed_while_its_turn_runs_keeps_no_cache(toy):
+    conversation = toy.start()
+    stream = conversation.stream(TURNS[0], max_new_tokens=9, ignore_eos=True)
+    next(stream)
+    conversation.close()
+    list(stream)
+
+    assert conversation.num_cached == 0
+    assert conversation.messages[-1]["content"] == stream.result.text
+
+
+def test_a_forgotten_turn_makes_way_for_the_next(toy):
+    with toy.start() as conversation:
+        stream = conversation.stream(TURNS[0], max_new_tokens=200, ignore_eos=True)
+        next(stream)
+        del stream
+        gc.collect()
+        result = conversation.send(TURNS[1], max_new_tokens=4)
+    assert result.text == toy.generate(conversation.messages[:-1], max_new_tokens=4).text

@@ -11,10 +11,11 @@ from dataclasses import replace
 
 import pytest
 
-import la_runtime.sequence
+import la_runtime.selection
 from la_runtime.backends.fake import FakeBackend
 from la_runtime.choosing import Chooser
 from la_runtime.selection import ChosenRowScores
+from la_runtime.stopping import Ending, FinishReason
 from la_runtime.text import GeneratedText
 from la_runtime.tokenizer import Tokenizer
 from tests.la_runtime.cases import Coverage, SlowDecoder, check_case, make_case
@@ -110,47 +111,46 @@ def logprobs_come_from_another_row(monkeypatch):
     monkeypatch.setattr(ChosenRowScores, "choose", planted)
 
 
-def _plant_cut(monkeypatch, plant):
-    original = la_runtime.sequence.cut_at_end
-    monkeypatch.setattr(
-        la_runtime.sequence,
-        "cut_at_end",
-        lambda token_ids, **rest: plant(original, tuple(token_ids), **rest),
-    )
+def _plant_ending(monkeypatch, plant):
+    """Replace what an ending says of each token by `plant(ending, what it said)`."""
+    original = Ending.hear
+    monkeypatch.setattr(Ending, "hear", lambda self, token: plant(self, original(self, token)))
 
 
-def ends_inside_a_block_are_overlooked(monkeypatch):
-    """Only the last token of a block may end the sequence."""
+def an_end_is_noticed_one_token_late(monkeypatch):
+    noticed = {}
 
-    def planted(original, token_ids, *, ends_with, **rest):
-        heard = [ends_with(token_id) for token_id in token_ids]
-        heard[:-1] = [None] * len(heard[:-1])
-        reasons = iter(heard)
-        return original(token_ids, ends_with=lambda _: next(reasons), **rest)
+    def planted(ending, reason):
+        if ending in noticed or ending.room == 0:
+            return noticed.get(ending, reason)
+        if reason is not None:
+            noticed[ending] = reason
+        return None
 
-    _plant_cut(monkeypatch, planted)
+    _plant_ending(monkeypatch, planted)
+
+
+def an_end_token_is_overlooked(monkeypatch):
+    def planted(ending, reason):
+        return None if reason is FinishReason.EOS and ending.room else reason
+
+    _plant_ending(monkeypatch, planted)
 
 
 def one_token_too_many_is_emitted(monkeypatch):
-    def planted(original, token_ids, *, room, **rest):
-        return original(token_ids, room=room + 1, **rest)
+    original = Ending.__init__
 
-    _plant_cut(monkeypatch, planted)
+    def planted(self, *, max_new_tokens, **rest):
+        original(self, max_new_tokens=max_new_tokens + 1, **rest)
 
-
-def tokens_behind_the_end_are_emitted(monkeypatch):
-    def planted(original, token_ids, **rest):
-        kept, reason = original(token_ids, **rest)
-        return token_ids if reason is not None else kept, reason
-
-    _plant_cut(monkeypatch, planted)
+    monkeypatch.setattr(Ending, "__init__", planted)
 
 
 def the_context_ends_as_if_it_were_the_limit(monkeypatch):
-    def planted(original, token_ids, *, at_room, **rest):
-        return original(token_ids, at_room=la_runtime.sequence.FinishReason.LENGTH, **rest)
+    def planted(ending, reason):
+        return FinishReason.LENGTH if reason is FinishReason.CONTEXT else reason
 
-    _plant_cut(monkeypatch, planted)
+    _plant_ending(monkeypatch, planted)
 
 
 def the_first_draft_is_always_accepted(monkeypatch):
@@ -216,9 +216,9 @@ def the_last_stop_string_counts(monkeypatch):
         (noise_depends_on_the_place_in_the_batch, "token_ids of request"),
         (history_lacks_the_drafts, "(token_ids|margins) of request"),
         (logprobs_come_from_another_row, "logprobs of request"),
-        (ends_inside_a_block_are_overlooked, "token_ids of request"),
-        (one_token_too_many_is_emitted, "token_ids of request|does not end"),
-        (tokens_behind_the_end_are_emitted, "token_ids of request"),
+        (an_end_is_noticed_one_token_late, "token_ids of request"),
+        (an_end_token_is_overlooked, "token_ids of request"),
+        (one_token_too_many_is_emitted, "token_ids of request"),
         (the_context_ends_as_if_it_were_the_limit, "finish_reason of request"),
         (the_first_draft_is_always_accepted, "token_ids of request"),
         (a_rejected_row_is_cached, "token_ids of request"),

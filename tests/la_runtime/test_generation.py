@@ -400,3 +400,45 @@ def test_decoding_up_to_the_end_of_the_context_equals_transformers(engine, refer
         assert len(found.token_ids) == 9
         comparison = compare_tokens(expected, margins, found.token_ids, epsilon=EPSILON)
         assert comparison.verdict is not Verdict.DIFFERENT
+
+
+def test_stepping_stops_at_stop_strings_as_generating_does(engine):
+    whole = engine.generate(PROMPTS[0], max_new_tokens=NUM_TOKENS, ignore_eos=True)
+    stop = whole.text[3:5]
+    options = {"max_new_tokens": NUM_TOKENS, "ignore_eos": True, "stop": stop}
+    expected = engine.generate(PROMPTS[0], **options)
+    with engine.prefill(engine.encode(PROMPTS[0]), **options) as state:
+        while state.finish_reason is None:
+            state.step()
+
+        assert (state.token_ids, state.finish_reason) == (expected.token_ids, FinishReason.STOP)
+
+
+def test_stop_ids_must_be_of_the_vocabulary(engine):
+    for token_id in (-1, 320, 2**70):
+        with pytest.raises(UsageError, match=f"stop_token_ids names token {token_id}; ids go from"):
+            engine.generate("One", stop_token_ids=(token_id,))
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("k", "2", r"k must be an integer, got '2' \(str\)"),
+        ("threads", 1.5, r"threads must be an integer, got 1.5 \(float\)"),
+        ("threads", True, r"threads must be an integer, got True \(bool\)"),
+        ("max_batch", "8", "max_batch must be an integer"),
+        ("max_batch", 0, "max_batch must be at least 1, got 0"),
+        ("max_queue", 0, "max_queue must be at least 1, got 0"),
+        ("fixed_width", "9", "fixed_width must be an integer"),
+    ],
+)
+def test_impossible_engines_are_refused(tiny_bundle, option, value, message):
+    with pytest.raises(UsageError, match=message):
+        Engine.open(tiny_bundle, **{option: value})
+
+
+def test_a_fixed_width_decodes_one_sequence_at_a_time(tiny_bundle):
+    with pytest.raises(UsageError, match="decodes one sequence at a time, got max_batch 4"):
+        Engine.open(tiny_bundle, fixed_width=32, max_batch=4)
+    with Engine.open(tiny_bundle, fixed_width=32, threads=1) as fixed:
+        assert fixed.max_batch == 1

@@ -90,7 +90,8 @@ def test_leaving_a_stream_early_cancels_it(toy):
         async with toy.astream(PROMPT, **ENDLESS) as stream:
             async for _ in stream:
                 break
-        assert stream.finish_reason is FinishReason.CANCELLED
+        await stream.aclose()
+        assert stream.finish_reason is stream.result.finish_reason is FinishReason.CANCELLED
         forgotten = toy.astream(PROMPT, **ENDLESS)
         async for _ in forgotten:
             break
@@ -103,6 +104,37 @@ def test_leaving_a_stream_early_cancels_it(toy):
         assert closed.finish_reason is FinishReason.CANCELLED
 
     asyncio.run(main())
+
+
+def test_a_stream_that_has_not_ended_never_blocks_the_loop(toy):
+    async def main():
+        toy.backend.close_gate()
+        stream = toy.astream(PROMPT, **ENDLESS)
+        while not toy.backend.at_gate.is_set():
+            await asyncio.sleep(0)
+        stream.close()
+        assert stream.finish_reason is None, "its pass is under way"
+        with pytest.raises(
+            UsageError, match=r"has not ended; .* await its aclose"
+        ):
+            _ = stream.result
+        closing = asyncio.create_task(stream.aclose())
+        await asyncio.sleep(0)
+        assert not closing.done()
+        toy.backend.gate.set()
+        await closing
+        assert stream.result.finish_reason is FinishReason.CANCELLED
+
+    asyncio.run(main())
+
+
+def test_a_stream_keeps_its_engine_alive(tiny_bundle):
+    def open_stream():
+        return open_toy_engine(tiny_bundle).stream(PROMPT, max_new_tokens=9, ignore_eos=True)
+
+    stream = open_stream()
+    gc.collect()
+    assert sum(len(chunk.token_ids) for chunk in stream) == 9
 
 
 def test_errors_reach_the_task(toy):

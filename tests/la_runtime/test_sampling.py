@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import pickle
 
 import numpy as np
 import pytest
@@ -29,14 +31,14 @@ def test_names_of_rules_and_layouts_are_accepted_as_text():
         ({"tau": 0.5}, "tau is for select 'threshold' only"),
         ({"min_new_tokens": -1}, "min_new_tokens must be at least 0"),
         ({"min_new_tokens": 9, "max_new_tokens": 8}, "min_new_tokens must be .* at most 8, got 9"),
-        ({"temperature": -0.1}, "temperature must be at least 0, got -0.1"),
+        ({"temperature": -0.1}, r"temperature must be at least 0 and .*, got -0.1"),
         ({"temperature": float("inf")}, "temperature must be a finite number, got inf"),
         ({"top_k": -1}, "top_k must be at least 0, got -1"),
         ({"top_p": 0.0}, "top_p must be more than 0 and at most 1, got 0.0"),
         ({"top_p": 1.1}, "got 1.1"),
         ({"min_p": -0.5}, "min_p must be at least 0 and at most 1, got -0.5"),
-        ({"repetition_penalty": 0}, "repetition_penalty must be more than 0, got 0"),
-        ({"repetition_penalty": -1}, "repetition_penalty must be more than 0, got -1"),
+        ({"repetition_penalty": 0}, "repetition_penalty must be at least 1e-06 .*, got 0"),
+        ({"repetition_penalty": -1}, "repetition_penalty must be at least 1e-06 .*, got -1"),
         ({"presence_penalty": float("nan")}, "presence_penalty must be a finite number"),
         ({"logit_bias": {3: float("inf")}}, "logit_bias of token 3 must be a finite number"),
         ({"logprobs": -1}, "logprobs must be at least 0"),
@@ -273,3 +275,31 @@ def test_an_adjustment_is_what_changes_scores(keywords, expected):
 )
 def test_plain_greedy_reads_nothing_but_the_best_score(keywords, expected):
     assert SamplingParams(**keywords).is_plain_greedy == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": 1e-46}, "temperature must be 0 or at least 1e-30, got 1e-46"),
+        ({"temperature": 1e39}, r"temperature must be at least 0 and at most 1e\+30"),
+        ({"repetition_penalty": 1e-300}, "repetition_penalty must be at least 1e-06 and at most"),
+        ({"presence_penalty": -1e300}, "presence_penalty must be at least -1000000.0 and at most"),
+        ({"frequency_penalty": 1e7}, "frequency_penalty must be at least -1000000.0 and at most"),
+        ({"logit_bias": {3: 1e300}}, "logit_bias of token 3 must be at least -1000000000.0"),
+        ({"n": 0}, "n must be at least 1, got 0"),
+        ({"n": 2}, "n = 2 greedy samples would be the same text; give a temperature above 0"),
+        ({"strict": 1}, r"strict must be True or False, got 1 \(int\)"),
+        ({"strict": True, "select": "threshold", "tau": 0.5}, "strict is for select 'exact' only"),
+    ],
+)
+def test_what_float32_cannot_hold_and_what_makes_no_sense_is_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        SamplingParams(**options)
+
+
+def test_parameters_can_be_copied_sent_and_shown():
+    params = SamplingParams(logit_bias={3: 1.0}, temperature=0.5, stop=("a", "b"), n=2)
+
+    assert pickle.loads(pickle.dumps(params)) == params
+    assert copy.deepcopy(params) == params
+    assert dataclasses.asdict(params)["logit_bias"] == {3: 1.0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import os
@@ -520,3 +521,173 @@ def test_other_threads_run_while_a_pass_runs(engine):
         thread.join()
 
     assert sum(advance > 100 for advance in advances) >= 3
+
+
+@pytest.mark.parametrize("error", [SystemExit, GeneratorExit, asyncio.CancelledError])
+def test_whatever_a_processor_raises_ends_its_own_request(tiny_bundle, error):
+    def fail(token_ids, scores):
+        raise error("gone")
+
+    with open_toy_engine(tiny_bundle) as engine:
+        running = engine.stream("One", max_new_tokens=100, ignore_eos=True)
+        next(running)
+        with pytest.raises(LookaheadError, match=f"a logits processor failed.*{error.__name__}"):
+            engine.generate("Two", logits_processors=(fail,))
+        assert sum(len(chunk.token_ids) for chunk in running) > 50
+
+
+def test_an_observer_may_raise_anything(tiny_bundle):
+    def fail(event):
+        raise SystemExit
+
+    with open_toy_engine(tiny_bundle, observer=fail) as engine:
+        assert len(engine.generate("One", max_new_tokens=3).token_ids) == 3
+
+
+def test_a_call_fails_as_soon_as_one_of_its_prompts_does(tiny_bundle):
+    """The first prompt would go on behind a closed gate."""
+
+    def fail(token_ids, scores):
+        raise RuntimeError("no grammar")
+
+    def close_gate(event):
+        if event.failed:
+            engine.backend.close_gate()
+
+    params = [
+        SamplingParams(max_new_tokens=200, ignore_eos=True),
+        SamplingParams(logits_processors=(fail,)),
+    ]
+    with open_toy_engine(tiny_bundle, observer=close_gate) as engine:
+        with pytest.raises(LookaheadError, match="no grammar"):
+            engine.generate(["slow", "failing"], params)
+        assert engine.num_running == 1, "the other one was not waited for"
+        engine.backend.gate.set()
+
+
+@pytest.mark.parametrize("is_conversation", [False, True])
+def test_caches_that_cannot_be_joined_fail_the_newcomers_alone(
+    tiny_bundle, monkeypatch, is_conversation
+):
+    def refuse(cache, other):
+        raise MemoryError("no room to join")
+
+    with open_toy_engine(tiny_bundle) as engine:
+        running = engine.stream("One", max_new_tokens=60, ignore_eos=True)
+        next(running)
+        engine.backend.close_gate()
+        assert engine.backend.at_gate.wait(60)
+        with monkeypatch.context() as patched:
+            patched.setattr("la_runtime.backends.fake._FakeCache.absorb", refuse)
+            conversation = engine.start()
+            stream = (
+                conversation.stream("Two", max_new_tokens=9, ignore_eos=True)
+                if is_conversation
+                else engine.stream("Two", max_new_tokens=9, ignore_eos=True)
+            )
+            engine.backend.gate.set()
+            with pytest.raises(MemoryError, match="no room to join"):
+                list(stream)
+        assert sum(len(chunk.token_ids) for chunk in running) > 50
+        assert len(engine.generate("One", max_new_tokens=3).token_ids) == 3
+
+
+def test_when_the_worker_breaks_down_everybody_is_told(tiny_bundle, monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    engine = open_toy_engine(tiny_bundle, max_batch=1)
+    engine.backend.close_gate()
+    running = engine.stream("One", max_new_tokens=60)
+    assert engine.backend.at_gate.wait(60)
+    waiting = engine.stream("Two", max_new_tokens=60)
+
+    def break_down(*arguments):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(engine._scheduler, "_drop_cancelled", break_down)
+    engine.backend.gate.set()
+    for stream in (running, waiting):
+        with pytest.raises(LookaheadError, match="the engine stopped: RuntimeError: a bug"):
+            list(stream)
+    with pytest.raises(UsageError, match="the engine is closed"):
+        engine.generate("One")
+    engine.close()
+
+
+def test_the_engine_cannot_wait_for_itself(tiny_bundle):
+    def ask(token_ids, scores):
+        engine.generate("Two")
+
+    refused = []
+
+    def close(event):
+        with pytest.raises(UsageError, match="or observer asks for the closing of the engine") as e:
+            engine.close()
+        refused.append(e)
+
+    with open_toy_engine(tiny_bundle, observer=close) as engine:
+        with pytest.raises(
+            LookaheadError, match="a generation of the engine that runs it"
+        ):
+            engine.generate("One", logits_processors=(ask,))
+        assert len(engine.generate("One", max_new_tokens=2).token_ids) == 2
+    assert refused
+
+
+def test_several_threads_may_close_an_engine_at_once(tiny_bundle):
+    engines = [open_toy_engine(tiny_bundle, max_batch=2) for _ in range(5)]
+    streams = [
+        engine.stream("One", max_new_tokens=200, ignore_eos=True)
+        for engine in engines
+        for _ in range(4)
+    ]
+    next(streams[0])
+    with ThreadPoolExecutor(15) as threads:
+        list(threads.map(lambda engine: engine.close(), engines * 3))
+    for stream in streams:
+        assert list(stream)[-1].finish_reason is FinishReason.CANCELLED
+
+
+def test_metrics_hear_of_every_request(tiny_bundle):
+    events = []
+    engine = open_toy_engine(tiny_bundle, max_batch=1, observer=events.append)
+    engine.backend.error = MemoryError("no room")
+    with pytest.raises(MemoryError):
+        engine.generate("One")
+    running = engine.stream("One", max_new_tokens=200, ignore_eos=True)
+    waiting = engine.stream("Two", max_new_tokens=200, ignore_eos=True)
+    next(running)
+    engine.close()
+
+    assert sum(event.failed for event in events) == 1
+    assert sum(len(event.finished) for event in events) == 2
+    assert list(waiting)[-1].finish_reason is FinishReason.CANCELLED
+
+
+def test_an_observer_may_own_the_engine(tiny_bundle):
+    class Service:
+        def __init__(self):
+            self.tokens = 0
+            self.engine = open_toy_engine(tiny_bundle, observer=self.count)
+
+        def count(self, event):
+            self.tokens += event.new_tokens
+
+    service = Service()
+    assert len(service.engine.generate("One", max_new_tokens=4).token_ids) == service.tokens == 4
+    thread = service.engine._scheduler._thread
+    del service
+    gc.collect()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_times_of_what_never_ran_stand_still(tiny_bundle):
+    with open_toy_engine(tiny_bundle, max_batch=1) as engine:
+        engine.backend.close_gate()
+        running = engine.stream("One", max_new_tokens=2)
+        assert engine.backend.at_gate.wait(60)
+        waiting = engine.stream("Two")
+        waiting.close()
+        engine.backend.gate.set()
+        list(running)
+        assert waiting.result.stats == waiting.result.stats

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import decoders, models
 
 from la_runtime.text import GeneratedText
 from la_runtime.tokenizer import Tokenizer
@@ -38,10 +40,11 @@ STOPS = st.lists(st.text(alphabet="abc ×好🙂", min_size=1, max_size=4), max_
 
 
 def known_after(tokenizer, token_ids):
-    """The text that is certain after some tokens when nothing is held back for stop strings."""
+    """The text after some tokens when nothing is held back for stop strings."""
     text = GeneratedText(tokenizer)
     for token_id in token_ids:
         text.push(token_id)
+    text.finish()
     return text.take()
 
 
@@ -71,3 +74,32 @@ def test_only_what_may_begin_a_stop_string_is_held_back(tokenizer, text, stop):
         assert known.startswith(given_out)
         held = known[len(given_out) :]
         assert not held or any(s.startswith(held) for s in stop)
+
+
+def test_a_stop_string_of_byte_tokens_stops_with_its_last_byte(tmp_path):
+    """Their text is certain only behind the run, but it would be there if the text ended."""
+    path = make_byte_fallback_tokenizer()
+    path.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    tokenizer = Tokenizer.load(tmp_path)
+    newline = tokenizer.token_id("<0x0A>")
+    letter = tokenizer.token_id("a")
+    smile = [tokenizer.token_id(f"<0x{byte:02X}>") for byte in "🙂".encode()]
+
+    pieces, count, is_stopped = read(tokenizer, [letter, newline, newline, letter], ("\n",))
+    assert (count, is_stopped, "".join(pieces)) == (2, True, "a")
+    pieces, count, is_stopped = read(tokenizer, [letter, *smile, letter], ("🙂",))
+    assert (count, is_stopped, "".join(pieces)) == (5, True, "a")
+    pieces, count, is_stopped = read(tokenizer, [letter, *smile[:3], letter], ("🙂", "\ufffd"))
+    assert (count, is_stopped) == (5, True), "broken bytes are shown once they cannot be completed"
+
+
+def make_byte_fallback_tokenizer():
+    """Words, and a token for every byte, as the tokenizers of Llama 2 have them."""
+    vocabulary = {"<unk>": 0, "a": 1, "b": 2}
+    vocabulary |= {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
+    tokenizer = tokenizers.Tokenizer(
+        models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", byte_fallback=True)
+    )
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return tokenizer

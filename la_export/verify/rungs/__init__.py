@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from la_export.verify.ladder import Rung
+from la_export.verify.rungs.batches import check_padding
 from la_export.verify.rungs.ending import check_endings
 from la_export.verify.rungs.equality import (
     check_greedy_equality,
@@ -18,7 +19,7 @@ from la_export.verify.rungs.logits import check_logits, check_slot_logits
 from la_export.verify.rungs.perplexity import check_perplexity
 from la_export.verify.rungs.positions import check_last_positions
 from la_export.verify.rungs.text import check_text
-from la_export.verify.rungs.widths import check_epsilon, check_fixed_width, check_padding
+from la_export.verify.rungs.widths import check_epsilon, check_fixed_width
 
 __all__ = ["RUNGS"]
 

@@ -49,7 +49,7 @@ def check_endings(ladder: Ladder) -> Finding:
     prompt = ladder.prompts[0]
     plain = ladder.plain_runs[prompt.name]
     places = _inner_places(ladder, prompt)
-    if not places and ladder.configurations:
+    if not places and ladder.has_room_for_blocks:
         problems.append("no proposal stood, so that no end lies inside a block")
     for ending in _endings(ladder, plain, places or [len(plain.token_ids) // 2]):
         expected = _generate(ladder, prompt, ending, None)
@@ -151,7 +151,7 @@ def _generate(
     params, backend = ending.params, ladder.borrowed()
     if configuration is not None:
         params = replace(params, k=configuration.k, layout=configuration.layout)
-        backend = ladder.proposing(configuration, ladder.text(prompt), backend)
+        backend = ladder.proposing(configuration, ladder.text(prompt), backend=backend)
     with Engine(bundle, backend, k=0) as engine:
         return engine.generate(list(prompt.token_ids), params)
 

@@ -13,6 +13,7 @@ from la_export.verify.ladder import EncodedPrompt, Ladder
 from la_export.verify.passes import lookahead_vectors, random_vectors, score_rows
 from la_export.verify.probes import SpoiledCache
 from la_runtime.backends.base import CacheSizing
+from la_runtime.batch import BlockPolicy
 from la_runtime.layout import Layout, make_rows
 from la_runtime.sampling import SamplingParams
 
@@ -21,6 +22,7 @@ __all__ = ["check_no_leak", "check_unused_places"]
 _SEED: Final = 9
 _OPPOSITE: Final = np.float32(-3.0)
 _BATCH: Final = 3
+_CHUNK: Final = 16
 
 
 def check_no_leak(ladder: Ladder) -> Finding:
@@ -88,11 +90,14 @@ def _run_with_slots(
 
 
 def check_unused_places(ladder: Ladder) -> Finding:
-    """Unused cache places are filled with large random K/V before every pass; nothing changes."""
+    """Unused cache places are filled with large random K/V before every pass; nothing changes.
+
+    Prompts are read in chunks, so that there are unused places in prefill, too.
+    """
     problems: list[str] = []
     compared = 0
     prompt = ladder.prompts[0]
-    # The chunk leaves passes over a cache with unused places, in prefill, too.
+    policy = BlockPolicy(widths=ladder.backend.widths, prefill_chunk=_CHUNK)
     for configuration in (None, *ladder.chosen_configurations):
         backend = (
             ladder.backend
@@ -100,9 +105,9 @@ def check_unused_places(ladder: Ladder) -> Finding:
             else ladder.proposing(configuration, ladder.text(prompt))
         )
         params = ladder.greedy(configuration)
-        clean, clean_logits = decode_recorded(backend, ladder.manifest, prompt.token_ids, params)
-        spoiled, logits = decode_recorded(
-            SpoiledCache(backend, seed=_SEED), ladder.manifest, prompt.token_ids, params
+        (clean, clean_logits), (spoiled, logits) = (
+            decode_recorded(probed, ladder.manifest, prompt.token_ids, params, policy=policy)
+            for probed in (backend, SpoiledCache(backend, seed=_SEED))
         )
         compared += len(logits)
         where = f"prompt {prompt.name}, {configuration or 'plain'}"

@@ -118,7 +118,7 @@ def _decode_to_end(
 ) -> tuple[list[int], list[float], FinishReason | None]:
     text = (*prompt.token_ids, *(future or ()))
     backend = ShiftedPositions(ladder.backend, shift)
-    proposing = ladder.proposing(configuration, text, backend) if configuration else backend
+    proposing = ladder.proposing(configuration, text, backend=backend) if configuration else backend
     params = replace(ladder.greedy(configuration), max_new_tokens=2 * _ROOM)
     (found,) = decode(proposing, ladder.manifest, [prompt.token_ids], [params], context=context)
     return found.token_ids, found.margins, found.finish_reason

@@ -1,28 +1,17 @@
-"""Rungs 3, 4 and 6: what the width of a pass, its padding and its neighbours change."""
+"""Rungs 3 and 6: what the width of a pass changes."""
 
 from __future__ import annotations
-
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from la_export.verify.decoding import Decoded, decode, decode_recorded
+from la_export.verify.decoding import Decoded, decode_recorded
 from la_export.verify.findings import Figure, Finding
 from la_export.verify.ladder import Configuration, EncodedPrompt, Ladder, Proposals
-from la_export.verify.passes import read_text, score_batch
-from la_export.verify.rungs.logits import LOGITS_BOUND
-from la_export.verify.tokens import EPSILON_LIMIT_FP32, Comparisons
-from la_runtime.backends.base import CacheSizing
-from la_runtime.block import Part
-from la_runtime.decoder import BlockPolicy
-from la_runtime.layout import make_rows
-from la_runtime.sampling import SamplingParams
+from la_export.verify.tokens import EPSILON_LIMIT_FP32
+from la_runtime.batch import BlockPolicy
 
-__all__ = ["check_epsilon", "check_fixed_width", "check_padding"]
-
-_BATCH: Final = 4
-_EXTRA_WIDTH: Final = 7
+__all__ = ["check_epsilon", "check_fixed_width"]
 
 Recorded = tuple[Decoded, dict[int, NDArray[np.float32]]]
 
@@ -38,74 +27,6 @@ def check_epsilon(ladder: Ladder) -> Finding:
         detail=f"four times the largest logit difference between 1 row and "
         f"{', '.join(map(str, ladder.block_widths))} rows over {positions} positions",
     )
-
-
-def check_padding(ladder: Ladder) -> Finding:
-    """Logits and tokens of ragged, padded batches against each sequence alone."""
-    batch = ladder.prompts[:_BATCH]
-    share, problems = _compare_padded_logits(ladder, batch)
-    comparisons = Comparisons(epsilon=ladder.epsilon)
-    for k in (0, *ladder.lookahead_lengths[-1:]):
-        _compare_ragged_tokens(ladder, batch, k, comparisons)
-    return Finding(
-        figures=(
-            Figure(name="largest share of the range", value=share, bound=LOGITS_BOUND),
-            Figure(name="tokens", value=comparisons.num_tokens),
-            Figure(name="near-ties", value=len(comparisons.near_ties)),
-        ),
-        problems=(*problems, *comparisons.problems),
-        detail=f"batches of {len(batch)} prompts of "
-        f"{', '.join(str(len(p.token_ids)) for p in batch)} tokens against each alone",
-    )
-
-
-def _compare_padded_logits(
-    ladder: Ladder, batch: tuple[EncodedPrompt, ...]
-) -> tuple[float, list[str]]:
-    """Every row of one padded pass; the largest difference as a share of the range."""
-    parts = [
-        Part(rows=make_rows(len(p.token_ids), (), ()), token_ids=p.token_ids, scored_from=0)
-        for p in batch
-    ]
-    longest = max(len(prompt.token_ids) for prompt in batch)
-    state = ladder.backend.allocate(len(batch), CacheSizing.STEPPED)
-    found = score_batch(
-        ladder.backend, state, parts, context=ladder.context, widths=(longest + _EXTRA_WIDTH,)
-    ).copy()
-    state.close()
-    largest, problems = 0.0, []
-    for prompt, logits in zip(batch, found, strict=True):
-        length = len(prompt.token_ids)
-        alone = read_text(ladder.backend, prompt.token_ids, width=length, context=ladder.context)
-        difference = np.abs(logits[:length] - alone)
-        share = float(difference.max()) / (float(np.ptp(alone)) or 1.0)
-        largest = max(largest, share)
-        if not share <= LOGITS_BOUND:
-            row = int(np.argmax(difference.max(axis=-1)))
-            problems.append(
-                f"prompt {prompt.name}: logits at position {row} change by {share:.2g} of their "
-                f"range in a batch of {len(batch)}"
-            )
-    return largest, problems
-
-
-def _compare_ragged_tokens(
-    ladder: Ladder, batch: tuple[EncodedPrompt, ...], k: int, comparisons: Comparisons
-) -> None:
-    """Sequences of a batch end one after the other; each against its own plain run."""
-    lengths = [max(1, ladder.new_tokens - index) for index in range(len(batch))]
-    params = [SamplingParams(k=k, max_new_tokens=length, ignore_eos=True) for length in lengths]
-    prompts = [prompt.token_ids for prompt in batch]
-    together = decode(ladder.backend, ladder.manifest, prompts, params)
-    for prompt, length, found in zip(batch, lengths, together, strict=True):
-        plain = ladder.plain_runs[prompt.name]
-        comparisons.compare(
-            f"prompt {prompt.name}",
-            f"batch of {len(batch)}, k={k}",
-            plain.token_ids[:length],
-            plain.margins,
-            found.token_ids,
-        )
 
 
 def check_fixed_width(ladder: Ladder) -> Finding:
@@ -126,7 +47,7 @@ def check_fixed_width(ladder: Ladder) -> Finding:
             compared += len(found[1])
             accepted += found[0].accepted
             problems += _describe_inequality(prompt, configuration, plain[width], found)
-    if not accepted and not problems:
+    if not accepted and not problems and ladder.has_room_for_blocks:
         problems.append("no proposal stood, so that no accepted draft was compared")
     return Finding(
         figures=(

@@ -21,16 +21,17 @@ from la_export.verify.findings import Status
 from la_export.verify.ladder import QUICK
 from la_export.verify.source_model import open_source
 from la_export.verify.verification import VerifyOptions, verify
-from la_runtime import block, layout, sequence
+from la_runtime import block, layout
 from la_runtime.backends.base import Outputs, StepInputs
 from la_runtime.backends.ort import OrtBackend
 from la_runtime.bundle import read_manifest, seal_bundle
 from la_runtime.layout import StepRows
 from la_runtime.masks import make_attention_mask
-from la_runtime.stopping import FinishReason, cut_at_end
+from la_runtime.sequence import TokenSequence
+from la_runtime.stopping import Ending, FinishReason
 from tests.tiny_models import make_tiny_checkpoint
 
-SETTINGS = replace(QUICK, new_tokens=8, seeds=4, epsilon_positions=40)
+SETTINGS = replace(QUICK, new_tokens=8, seeds=8, epsilon_positions=40)
 
 
 @pytest.fixture(scope="module")
@@ -359,12 +360,16 @@ def test_logits_that_follow_the_lookaheads_are_caught_by_the_perplexity(monkeypa
 
 
 def test_a_tail_behind_an_end_is_caught_by_the_endings(monkeypatch, sound):
-    def keep_all(token_ids, *, ends_with, room, at_room):
-        kept, reason = cut_at_end(token_ids, ends_with=ends_with, room=room, at_room=at_room)
-        is_cut = reason not in (None, at_room)
-        return (tuple(token_ids[:room]) if is_cut else kept), reason
+    ends_with = TokenSequence.ends_with
 
-    monkeypatch.setattr(sequence, "cut_at_end", keep_all)
+    def go_on(self, token_id):
+        """Know the end, and keep what the block still holds."""
+        before = self.finish_reason
+        ends_with(self, token_id)
+        self.finish_reason = before or self.finish_reason
+        return self._ending.room == 0
+
+    monkeypatch.setattr(TokenSequence, "ends_with", go_on)
 
     failures = find_failures(sound / "bundle", sound / "checkpoint")
 
@@ -373,10 +378,13 @@ def test_a_tail_behind_an_end_is_caught_by_the_endings(monkeypatch, sound):
 
 
 def test_a_context_that_ends_with_another_reason_is_caught(monkeypatch, sound):
-    def call_it_length(token_ids, *, ends_with, room, at_room):
-        return cut_at_end(token_ids, ends_with=ends_with, room=room, at_room=FinishReason.LENGTH)
+    hear = Ending.hear
 
-    monkeypatch.setattr(sequence, "cut_at_end", call_it_length)
+    def call_it_length(self, token_id):
+        reason = hear(self, token_id)
+        return FinishReason.LENGTH if reason is FinishReason.CONTEXT else reason
+
+    monkeypatch.setattr(Ending, "hear", call_it_length)
 
     failures = find_failures(sound / "bundle", sound / "checkpoint")
 
