@@ -25,7 +25,7 @@ class FinishReason(StrEnum):
 
 
 class TokenListener(Protocol):
-    """Hears every emitted token of a sequence, and may end it."""
+    """Hears the emitted tokens of a sequence but an end token, and may end it."""
 
     def push(self, token_id: int) -> bool:
         """A token; True ends the sequence with it."""
@@ -63,9 +63,10 @@ class Ending:
     def hear(self, token_id: int) -> FinishReason | None:
         """One more token; the reason if the sequence ends with it."""
         self.room -= 1
-        is_text_ended = self._listener is not None and self._listener.push(token_id)
         if token_id in self._eos_token_ids:
             return FinishReason.EOS
-        if is_text_ended or token_id in self._stop_token_ids:
+        if token_id in self._stop_token_ids:
+            return FinishReason.STOP
+        if self._listener is not None and self._listener.push(token_id):
             return FinishReason.STOP
         return self._at_limit if self.room == 0 else None

@@ -139,7 +139,7 @@ RECIPES: Final = (
         presence_penalty=0.7,
         frequency_penalty=0.4,
     ),
-    SamplingParams(temperature=1.6, top_k=9, min_p=0.1, logit_bias={0: -1.5}),
+    SamplingParams(temperature=1.6, top_k=12, min_p=0.4, logit_bias={0: -1.5}),
     SamplingParams(temperature=1.0),
     SamplingParams(temperature=0.8, top_p=0.95, repetition_penalty=1.1),
 )

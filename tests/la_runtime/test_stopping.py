@@ -63,7 +63,10 @@ def test_a_sequence_ends_with_the_first_token_that_ends_it(
             break
 
     assert (count, reason) == slow_end(token_ids, eos, stops, last, max_new_tokens, context_room)
-    assert listener.heard == token_ids[:count], "every token is heard, the last one included"
+    heard = token_ids[:count]
+    if heard[-1] in eos | stops:
+        heard.pop()  # it is no part of the text
+    assert listener.heard == heard
 
 
 @pytest.mark.parametrize(

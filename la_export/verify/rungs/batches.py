@@ -176,12 +176,14 @@ def _compare_engine(
     k = max(ladder.lookahead_lengths, default=0)
     layouts = ladder.layouts
     tokens = ladder.new_tokens
+    # The first one runs long, and those behind it join and leave.
     wishes = [
-        replace(ladder.greedy(), k=k, layout=layouts[0]),
-        replace(ladder.sampled(1), k=k, layout=layouts[-1], max_new_tokens=max(1, tokens // 2)),
-        replace(ladder.sampled(2), k=k, layout=layouts[0], n=_NUM_SAMPLES),
-        replace(ladder.greedy(), max_new_tokens=max(1, tokens // 3)),
+        ladder.greedy(),
+        replace(ladder.sampled(1), k=k, layout=layouts[-1], max_new_tokens=max(1, tokens // 3)),
         replace(ladder.greedy(), k=k, layout=layouts[-1], max_new_tokens=max(1, tokens - 1)),
+        replace(ladder.sampled(2), k=k, layout=layouts[0], n=_NUM_SAMPLES),
+        replace(ladder.sampled(3), k=k, layout=layouts[0], max_new_tokens=max(1, tokens // 2)),
+        replace(ladder.greedy(), k=k, layout=layouts[0]),
     ]
     prompts = [prompt for prompt, _ in zip(cycle(batch), wishes, strict=False)]
     samples = [

@@ -21,10 +21,13 @@ from la_export.verify.findings import Status
 from la_export.verify.ladder import QUICK
 from la_export.verify.source_model import open_source
 from la_export.verify.verification import VerifyOptions, verify
-from la_runtime import block, layout
+from la_runtime import batch, block, choosing, layout
 from la_runtime.backends.base import Outputs, StepInputs
 from la_runtime.backends.ort import OrtBackend
+from la_runtime.batch import Batch
 from la_runtime.bundle import read_manifest, seal_bundle
+from la_runtime.choosing import Chooser
+from la_runtime.generation import Engine
 from la_runtime.layout import StepRows
 from la_runtime.masks import make_attention_mask
 from la_runtime.sequence import TokenSequence
@@ -390,3 +393,179 @@ def test_a_context_that_ends_with_another_reason_is_caught(monkeypatch, sound):
 
     assert failures.keys() == {14}
     assert "ends with 'length' after 10 tokens, expected 'context' after 10" in failures[14]
+
+
+def test_a_long_accepted_block_in_a_batch_that_says_a_token_twice_is_caught(monkeypatch, sound):
+    step, select = Batch.step, batch.select_exact
+    sizes = []
+
+    def step_noted(self):
+        sizes.append(len(self.sequences))
+        return step(self)
+
+    def select_faulty(*arguments, **options):
+        selected = select(*arguments, **options)
+        if sizes[-1] == 1 or len(selected.path) < 2:
+            return selected
+        first, _, *others = selected.choices
+        return replace(selected, choices=(first, first, *others))
+
+    monkeypatch.setattr(Batch, "step", step_noted)
+    monkeypatch.setattr(batch, "select_exact", select_faulty)
+
+    failures = find_failures(sound / "bundle", sound / "checkpoint")
+
+    assert failures.keys() == {4}
+    assert "with given proposals" in failures[4]
+
+
+def test_noise_that_depends_on_the_place_in_a_batch_is_caught(monkeypatch, sound):
+    init = Chooser.__init__
+
+    def init_faulty(self, params, *, request, **options):
+        init(self, replace(params, seed=params.seed + request), request=request, **options)
+
+    monkeypatch.setattr(Chooser, "__init__", init_faulty)
+
+    failures = find_failures(sound / "bundle", sound / "checkpoint")
+
+    assert failures.keys() == {4}
+    assert ", seed " in failures[4]
+
+
+def test_a_newcomer_to_a_running_batch_that_loses_its_root_is_caught(monkeypatch, sound):
+    absorb = Batch.absorb
+
+    def absorb_faulty(self, other):
+        absorb(self, other)
+        self.sequences[-1].token_ids[-1] = 7
+
+    monkeypatch.setattr(Batch, "absorb", absorb_faulty)
+
+    failures = find_failures(sound / "bundle", sound / "checkpoint")
+
+    assert failures.keys() == {4}
+    assert " of an engine, sample " in failures[4]
+
+
+def test_samples_that_share_their_noise_are_caught(monkeypatch, sound):
+    make = Engine._make_sequences
+
+    def make_faulty(self, prompt, wish, request):
+        texts = {}
+        for _ in range(wish.n):
+            texts |= make(self, prompt, replace(wish, n=1), request)
+        return texts
+
+    monkeypatch.setattr(Engine, "_make_sequences", make_faulty)
+
+    failures = find_failures(sound / "bundle", sound / "checkpoint")
+
+    assert failures.keys() == {4}
+    assert "of an engine, sample 1" in failures[4]
+
+
+def adjust_twice(monkeypatch):
+    adjust = Chooser._adjust
+
+    def adjust_faulty(self, scores, token_ids):
+        adjust(self, scores, token_ids)
+        adjust(self, scores, token_ids)
+
+    monkeypatch.setattr(Chooser, "_adjust", adjust_faulty)
+
+
+def ignore_top_p(monkeypatch):
+    filter_scores = choosing.filter_scores
+
+    def filter_faulty(scores, **options):
+        return filter_scores(scores, **(options | {"top_p": 1.0}))
+
+    monkeypatch.setattr(choosing, "filter_scores", filter_faulty)
+
+
+def ignore_min_p(monkeypatch):
+    filter_scores = choosing.filter_scores
+
+    def filter_faulty(scores, **options):
+        return filter_scores(scores, **(options | {"min_p": 0.0}))
+
+    monkeypatch.setattr(choosing, "filter_scores", filter_faulty)
+
+
+def ignore_the_temperature(monkeypatch):
+    sample = Chooser._sample
+
+    def sample_faulty(self, scores, position):
+        return sample(self, scores * np.float32(self._params.temperature), position)
+
+    monkeypatch.setattr(Chooser, "_sample", sample_faulty)
+
+
+def double_the_noise(monkeypatch):
+    noise = choosing.gumbel_noise
+    monkeypatch.setattr(choosing, "gumbel_noise", lambda *arguments: 2 * noise(*arguments))
+
+
+def forget_the_bias(monkeypatch):
+    init = Chooser.__init__
+
+    def init_faulty(self, params, **options):
+        init(self, replace(params, logit_bias={}), **options)
+
+    monkeypatch.setattr(Chooser, "__init__", init_faulty)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        adjust_twice,
+        ignore_top_p,
+        ignore_min_p,
+        ignore_the_temperature,
+        double_the_noise,
+        forget_the_bias,
+    ],
+)
+def test_sampling_that_chooses_by_another_rule_is_caught(monkeypatch, sound, plant):
+    """With and without lookaheads alike, so that the two agree."""
+    plant(monkeypatch)
+
+    failures = find_failures(sound / "bundle", sound / "checkpoint")
+
+    assert failures.keys() == {8}
+    assert "its parameters choose" in failures[8]
+
+
+def shift_what_is_cached(monkeypatch):
+    read = Batch.read_chunk
+
+    def read_faulty(self):
+        commit = self._commit
+        self._commit = lambda rows: commit([[0, *r[:-1]] if len(r) > 1 else r for r in rows])
+        try:
+            return read(self)
+        finally:
+            del self._commit
+
+    monkeypatch.setattr(Batch, "read_chunk", read_faulty)
+
+
+def read_another_text(monkeypatch):
+    plan = TokenSequence.plan_reading
+
+    def plan_faulty(self, num_tokens):
+        part = plan(self, num_tokens)
+        return replace(part, token_ids=(7,) * len(part.token_ids))
+
+    monkeypatch.setattr(TokenSequence, "plan_reading", plan_faulty)
+
+
+@pytest.mark.parametrize("plant", [shift_what_is_cached, read_another_text])
+def test_a_prompt_that_is_read_wrongly_in_chunks_is_caught(monkeypatch, sound, plant):
+    plant(monkeypatch)
+
+    failures = find_failures(sound / "bundle", sound / "checkpoint")
+
+    assert {4, 5} <= failures.keys()
+    assert "read 16 tokens at a time, plain" in failures[5]
