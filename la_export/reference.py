@@ -5,7 +5,7 @@ It shares no code with the traced attention function, the recording cache or the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -108,11 +108,14 @@ class TorchReference:
         )
 
     @torch.no_grad()
-    def hidden_states(self, token_ids: Sequence[int]) -> NDArray[np.float32]:
+    def hidden_states(
+        self, token_ids: Sequence[int], *, position_ids: Sequence[int] | None = None
+    ) -> NDArray[np.float32]:
         """What stands between the parts of the model in one full causal pass.
 
         Args:
             token_ids: [tokens], all of the vocabulary.
+            position_ids: [tokens]; 0, 1, 2, ... when not given.
 
         Returns:
             [2 * layers + 2, tokens, hidden] float32: the embedding, the sum after each attention
@@ -134,12 +137,24 @@ class TorchReference:
             for norm in norms
         ]
         try:
-            last = decoder(inputs_embeds=self._embed(token_ids, None)).last_hidden_state[0]
+            positions = range(len(token_ids)) if position_ids is None else position_ids
+            last = decoder(
+                inputs_embeds=self._embed(token_ids, None),
+                position_ids=torch.tensor([list(positions)], dtype=torch.int64),
+            ).last_hidden_state[0]
         finally:
             for hook in hooks:
                 hook.remove()
         stacked: NDArray[np.float32] = torch.stack([*states, last]).float().numpy()
         return stacked
+
+    def weights(self) -> Iterator[tuple[tuple[str, ...], NDArray[np.float32]]]:
+        """Every parameter once, with all its names: tied ones have several."""
+        names: dict[torch.nn.Parameter, list[str]] = {}
+        for name, parameter in self._model.named_parameters(remove_duplicate=False):
+            names.setdefault(parameter, []).append(name)
+        for parameter, found in names.items():
+            yield tuple(found), parameter.detach().float().numpy()
 
     def embedding_rows(self, count: int) -> NDArray[np.float32]:
         """The first rows of the embedding table, [count, hidden]."""

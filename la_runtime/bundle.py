@@ -173,6 +173,8 @@ class Certificate(_Record):
         digests: SHA-256 by path of what was verified: graphs, weights, lookahead vectors,
             tokenizer.
         facts_sha256: SHA-256 of the manifest's facts, see `certificate.hash_facts`.
+        num_prompts: how many texts were compared, those that ship with the package among them.
+        prompts_sha256: SHA-256 of those texts; None in certificates of before they were recorded.
         rungs: ``passed`` or ``skipped`` by the name of the rung.
         report: path of the report within the bundle.
     """
@@ -187,6 +189,8 @@ class Certificate(_Record):
     lookahead_lengths: tuple[int, ...]
     digests: dict[RelativePath, Sha256]
     facts_sha256: Sha256
+    num_prompts: int = Field(default=0, ge=0)
+    prompts_sha256: Sha256 | None = None
     rungs: dict[str, str]
     report: RelativePath
 

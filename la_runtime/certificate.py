@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import os
 import platform
+from collections.abc import Callable
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -29,9 +30,12 @@ __all__ = [
     "TORCH_REFERENCE",
     "certified_digests",
     "check_certificate",
+    "check_unchanged",
+    "describe_voidness",
     "hash_facts",
     "processor_name",
     "read_backend_version",
+    "withdraw_certificates",
     "write_certificate",
 ]
 
@@ -40,6 +44,7 @@ SELF_REFERENCE: Final = "self"
 
 _CPU_FACTS: Final = Path("/proc/cpuinfo")
 _PLANS: Final = "trt/"
+_GOOD_STATUSES: Final = frozenset({"passed", "skipped"})
 _CPU_DISTRIBUTIONS: Final = ("onnxruntime", "onnxruntime-gpu")
 _FREE_FIELDS: Final = frozenset({"files", "certificates", "built_with", "created_utc", "checks"})
 
@@ -101,7 +106,7 @@ def check_certificate(
 ) -> tuple[str, ...]:
     """Require that this bundle, byte for byte, was verified on this backend.
 
-    A certificate against PyTorch goes before one of the bundle against itself.
+    Of several that hold, one against PyTorch goes before one of the bundle against itself.
 
     Args:
         bundle: opened, so that its files are those its manifest lists.
@@ -114,8 +119,9 @@ def check_certificate(
         One line for each thing that differs without making the certificate void.
 
     Raises:
-        CertificateError: no certificate for the backend, or it is of another graph, other weights,
-            other lookahead vectors, another tokenizer or other facts.
+        CertificateError: no certificate for the backend, or every one is void: of another graph,
+            other weights, other lookahead vectors, another tokenizer or other facts, or with a
+            rung that did not pass.
     """
     manifest = bundle.manifest
     found = [entry for entry in manifest.certificates if entry.backend == backend]
@@ -124,24 +130,32 @@ def check_certificate(
             f"bundle {bundle.root} has no certificate for backend {backend!r}; "
             f"make one with 'la-export verify {bundle.root}'"
         )
-    certificate = min(found, key=lambda entry: entry.reference != TORCH_REFERENCE)
-    _check_digests(bundle, certificate)
+    found.sort(key=lambda entry: entry.reference != TORCH_REFERENCE)
+    reasons = [describe_voidness(manifest, entry) for entry in found]
+    if all(reasons):
+        raise CertificateError(
+            f"bundle {bundle.root} is not the one that was verified on {found[0].utc}: "
+            f"{reasons[0]}; verify it again with 'la-export verify {bundle.root}'"
+        )
+    certificate = found[reasons.index("")]
     return tuple(_differences(manifest, certificate, backend_version, processor, threads))
 
 
-def _check_digests(bundle: Bundle, certificate: Certificate) -> None:
-    current = certified_digests(bundle.manifest)
+def describe_voidness(manifest: Manifest, certificate: Certificate) -> str:
+    """Why a certificate does not hold for the bundle of this manifest; empty if it does."""
+    bad = sorted({*certificate.rungs.values()} - _GOOD_STATUSES)
+    if bad or not certificate.rungs:
+        return f"its certificate has rungs that say {bad[0]!r}" if bad else "nothing was checked"
+    current = certified_digests(manifest)
     changed = sorted(
         path
         for path in {*current, *certificate.digests}
         if current.get(path) != certificate.digests.get(path)
     )
-    what = changed[0] if changed else "the manifest's facts"
-    if changed or hash_facts(bundle.manifest) != certificate.facts_sha256:
-        raise CertificateError(
-            f"bundle {bundle.root} is not the one that was verified on {certificate.utc}: {what} "
-            f"changed since; verify it again with 'la-export verify {bundle.root}'"
-        )
+    if changed:
+        return f"{changed[0]} changed since"
+    is_same = hash_facts(manifest) == certificate.facts_sha256
+    return "" if is_same else "the manifest's facts changed since"
 
 
 def _differences(
@@ -169,6 +183,31 @@ def _differences(
     return lines
 
 
+def check_unchanged(bundle: Bundle) -> Manifest:
+    """Require that what lies in the folder is still the bundle that was opened.
+
+    Returns:
+        The manifest as it is now; certificates may have come or gone.
+
+    Raises:
+        BundleError: the bundle was rebuilt in the meantime, or is gone.
+        HostError: its manifest cannot be read.
+    """
+    try:
+        current = read_manifest(bundle.root)
+    except OSError as error:
+        raise HostError(
+            f"could not read the manifest of {bundle.root} again: {error.strerror or error}; "
+            "check its permissions and its disk"
+        ) from error
+    if _identity(current) != _identity(bundle.manifest):
+        raise BundleError(
+            f"bundle {bundle.root} changed while it was verified, so nothing is written into it; "
+            "verify it again"
+        )
+    return current
+
+
 def write_certificate(bundle: Bundle, certificate: Certificate) -> Manifest:
     """Put a certificate into a bundle's manifest, in the place of an older one of its kind.
 
@@ -186,16 +225,42 @@ def write_certificate(bundle: Bundle, certificate: Certificate) -> Manifest:
         BundleError: the bundle was rebuilt in the meantime.
         HostError: the folder is not writable.
     """
+    kind = (certificate.backend, certificate.reference)
+
+    def replace_its_kind(found: tuple[Certificate, ...]) -> tuple[Certificate, ...]:
+        return (*(c for c in found if (c.backend, c.reference) != kind), certificate)
+
+    return _change_certificates(bundle, replace_its_kind)
+
+
+def withdraw_certificates(bundle: Bundle, *, backend: str) -> int:
+    """Take every certificate for a backend out of a bundle's manifest: a verification failed.
+
+    Args:
+        bundle: as it was verified.
+        backend: what ran the graph.
+
+    Returns:
+        How many there were; with none the manifest is left alone.
+
+    Raises:
+        BundleError: the bundle was rebuilt in the meantime.
+        HostError: the folder is not writable.
+    """
+    before = check_unchanged(bundle).certificates
+    staying = tuple(c for c in before if c.backend != backend)
+    if len(staying) < len(before):
+        _change_certificates(bundle, lambda found: tuple(c for c in found if c.backend != backend))
+    return len(before) - len(staying)
+
+
+def _change_certificates(
+    bundle: Bundle, change: Callable[[tuple[Certificate, ...]], tuple[Certificate, ...]]
+) -> Manifest:
+    """Replace the certificates of a bundle in one step; returns the manifest as written."""
     try:
-        current = read_manifest(bundle.root)
-        if _identity(current) != _identity(bundle.manifest):
-            raise BundleError(
-                f"bundle {bundle.root} changed while it was verified, so it gets no certificate; "
-                "verify it again"
-            )
-        kind = (certificate.backend, certificate.reference)
-        others = [c for c in current.certificates if (c.backend, c.reference) != kind]
-        manifest = current.model_copy(update={"certificates": (*others, certificate)})
+        current = check_unchanged(bundle)
+        manifest = current.model_copy(update={"certificates": change(current.certificates)})
         # A name there is not taken for a file of the bundle, should this process be killed.
         reports = bundle.root / PurePosixPath(REPORTS_FOLDER)
         reports.mkdir(exist_ok=True)
@@ -206,7 +271,7 @@ def write_certificate(bundle: Bundle, certificate: Certificate) -> Manifest:
             partial.unlink(missing_ok=True)
     except OSError as error:
         raise HostError(
-            f"could not write the certificate into {bundle.root}: {error.strerror or error}; "
+            f"could not change the certificates of {bundle.root}: {error.strerror or error}; "
             "its manifest is as it was"
         ) from error
     return manifest

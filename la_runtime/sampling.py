@@ -126,7 +126,8 @@ class SamplingParams:
         self._convert_types()
         _check_range("max_new_tokens", self.max_new_tokens, at_least=1)
         _check_range("min_new_tokens", self.min_new_tokens, at_least=0, at_most=self.max_new_tokens)
-        _check_range("temperature", self.temperature, at_least=0, at_most=_MOST_TEMPERATURE)
+        _check_range("temperature", self.temperature, at_least=0)
+        _check_range("temperature", self.temperature, at_most=_MOST_TEMPERATURE)
         if 0 < self.temperature < _LEAST_TEMPERATURE:
             raise UsageError(
                 f"temperature must be 0 or at least {_LEAST_TEMPERATURE}, got {self.temperature}"

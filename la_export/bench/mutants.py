@@ -124,6 +124,8 @@ def make_mutants(source: str) -> tuple[Mutant, ...]:
             slot.put(replacement)
             mutated = ast.unparse(ast.fix_missing_locations(tree))
             slot.put(original)
+            if mutated.splitlines() == lines:  # -1e6 and - 1e6 are one text
+                continue
             key = _describe(slot.owner, lines, mutated.splitlines())
             times_used[key] += 1
             if times_used[key] > 1:

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from la_export.cli.console import format_bytes
 from la_runtime.bundle import Manifest
+from la_runtime.certificate import describe_voidness
 from la_runtime.contract import TensorSpec
 
 __all__ = ["print_manifest"]
@@ -42,20 +43,25 @@ def print_manifest(manifest: Manifest, console: Console) -> None:
 
 
 def _certificates(manifest: Manifest) -> Table:
-    """What was verified, where, and how; skipped rungs are named."""
-    table = Table("verified", "against", "backend", "processor", "threads", "epsilon", "k", "rungs")
+    """What was verified, where, and how; whether it still holds; skipped rungs are named."""
+    table = Table(
+        *("verified", "holds", "against", "backend", "processor", "threads", "epsilon", "k"),
+        "rungs",
+    )
     for entry in manifest.certificates:
         skipped = [name for name, status in entry.rungs.items() if status != "passed"]
         rungs = f"{len(entry.rungs) - len(skipped)} passed"
+        void = describe_voidness(manifest, entry)
         table.add_row(
             entry.utc,
+            f"no: {void}" if void else "yes",
             entry.reference,
             f"{entry.backend} {entry.backend_version}",
             entry.processor,
             str(entry.threads or "default"),
             f"{entry.epsilon:.2g}",
             ", ".join(map(str, entry.lookahead_lengths)),
-            f"{rungs}, skipped: {', '.join(skipped)}" if skipped else rungs,
+            f"{rungs}, not: {', '.join(skipped)}" if skipped else rungs,
         )
     return table
 

@@ -6,32 +6,56 @@ from rich.console import Console
 from rich.status import Status as Spinner
 from rich.table import Table
 
-from la_export.verify.findings import RungResult, Status
+from la_export.cli.console import make_console
+from la_export.cli.plain_ladder import MARKS, describe_rung
+from la_export.verify.findings import RungResult
 from la_export.verify.ladder import Rung
-from la_export.verify.report import LadderReport
+from la_export.verify.report import LadderReport, printable
 
-__all__ = ["RungLines", "print_ladder"]
-
-_MARKS = {
-    Status.PASSED: "passed",
-    Status.FAILED: "FAILED",
-    Status.SKIPPED: "skipped",
-    Status.COULD_NOT_RUN: "could not run",
-}
+__all__ = ["RichOutput"]
 
 
-class RungLines:
-    """Progress as one line a rung; in a terminal, the running one is shown too.
+class RichOutput:
+    """See `output.Output`.
 
     Args:
-        console: where to write.
+        quiet: write nothing.
     """
 
+    def __init__(self, *, quiet: bool) -> None:
+        self._console = make_console(quiet=quiet)
+
+    def lines(self) -> _RungLines:
+        """See `Output.lines`; in a terminal, the running one is shown too."""
+        return _RungLines(self._console)
+
+    def ladder(self, report: LadderReport) -> None:
+        """See `Output.ladder`."""
+        title = f"bundle {printable(str(report.bundle))}"
+        table = Table("", "rung", "", "measured", "found", title=title)
+        for result in report.results:
+            table.add_row(
+                str(result.number),
+                result.name,
+                MARKS[result.status],
+                "\n".join(str(figure) for figure in result.figures),
+                printable(result.detail),
+            )
+        self._console.print(table)
+        if report.departure:
+            self._console.print(report.departure)
+
+    def line(self, text: str) -> None:
+        """See `Output.line`."""
+        self._console.print(text)
+
+
+class _RungLines:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._spinner: Spinner | None = None
 
-    def __enter__(self) -> RungLines:
+    def __enter__(self) -> _RungLines:
         self._show("opening the bundle")
         return self
 
@@ -43,12 +67,7 @@ class RungLines:
 
     def finish(self, result: RungResult) -> None:
         self._hide()
-        is_good = result.status is Status.PASSED
-        why = "" if is_good else f"   {result.detail}"
-        self._console.print(
-            f"  {result.number:2} {result.name:<26} {_MARKS[result.status]:<13} "
-            f"{result.seconds:6.1f} s{why}"
-        )
+        self._console.print(describe_rung(result))
 
     def _show(self, text: str) -> None:
         self._hide()
@@ -60,19 +79,3 @@ class RungLines:
         if self._spinner is not None:
             self._spinner.stop()
             self._spinner = None
-
-
-def print_ladder(report: LadderReport, console: Console) -> None:
-    """Print the table: what each rung measured, against what, and what it compared."""
-    table = Table("", "rung", "", "measured", "found", title=f"bundle {report.bundle}")
-    for result in report.results:
-        table.add_row(
-            str(result.number),
-            result.name,
-            _MARKS[result.status],
-            "\n".join(str(figure) for figure in result.figures),
-            result.detail,
-        )
-    console.print(table)
-    if report.departure:
-        console.print(report.departure)

@@ -76,6 +76,7 @@ def find_departure(
     reference: TorchReference,
     token_ids: Sequence[int],
     *,
+    position_ids: Sequence[int] = (),
     threads: int = 1,
     bound: float = DEPARTURE_BOUND,
 ) -> Departure:
@@ -85,6 +86,7 @@ def find_departure(
         bundle: the bundle; its portable graph is read.
         reference: transformers' own model with the weights that the bundle should have.
         token_ids: [tokens] of the vocabulary, at most the bundle's context.
+        position_ids: [tokens] where they stand; 0, 1, 2, ... when empty.
         threads: threads for ONNX Runtime.
         bound: see `Departure`.
 
@@ -98,13 +100,14 @@ def find_departure(
     manifest = bundle.manifest
     _check_same_model(reference, manifest.contract)
     _check_token_ids(token_ids, manifest.contract, manifest.model.context)
-    truth = _read_reference(reference, token_ids)
+    positions = tuple(position_ids) or tuple(range(len(token_ids)))
+    truth = _read_reference(reference, token_ids, positions)
     graph_path = bundle.path(manifest.graph)
     model = _load_graph(graph_path)
     stream = _find_stream(model.graph, manifest.contract)
     named = dict(zip(truth, [*stream, Name.LOGITS.value], strict=True))
     session = _open_session(model, graph_path.parent, stream, threads)
-    found = _run_graph(session, _make_feeds(manifest.contract, token_ids))
+    found = _run_graph(session, _make_feeds(manifest.contract, token_ids, positions))
     return _compare({point: found[tensor] for point, tensor in named.items()}, truth, bound)
 
 
@@ -132,17 +135,19 @@ def _check_token_ids(token_ids: Sequence[int], contract: Contract, context: int)
 
 
 def _read_reference(
-    reference: TorchReference, token_ids: Sequence[int]
+    reference: TorchReference, token_ids: Sequence[int], position_ids: Sequence[int]
 ) -> dict[str, NDArray[np.float32]]:
     """Point to [tokens, hidden or vocab_size], in the order of computation."""
-    states = reference.hidden_states(token_ids)
+    states = reference.hidden_states(token_ids, position_ids=position_ids)
     layers = range(reference.num_layers)
     points = [
         "embedding",
         *(f"layer {layer} {part}" for layer in layers for part in ("attention", "mlp")),
         "final norm",
     ]
-    return dict(zip(points, states, strict=True)) | {"head": reference.scores(token_ids)}
+    return dict(zip(points, states, strict=True)) | {
+        "head": reference.scores(token_ids, position_ids=position_ids)
+    }
 
 
 def _load_graph(path: Path) -> onnx.ModelProto:
@@ -209,7 +214,9 @@ def _open_session(
         ) from error
 
 
-def _make_feeds(contract: Contract, token_ids: Sequence[int]) -> dict[str, NDArray[np.generic]]:
+def _make_feeds(
+    contract: Contract, token_ids: Sequence[int], position_ids: Sequence[int]
+) -> dict[str, NDArray[np.generic]]:
     """One sequence with an empty cache, every row asked for."""
     count = len(token_ids)
     compute_dtype = np.dtype(contract.compute_dtype)
@@ -225,7 +232,7 @@ def _make_feeds(contract: Contract, token_ids: Sequence[int]) -> dict[str, NDArr
     )
     feeds: dict[str, NDArray[np.generic]] = {
         Name.INPUT_IDS: np.asarray([token_ids], np.int64),
-        Name.POSITION_IDS: np.arange(count)[None],
+        Name.POSITION_IDS: np.asarray([position_ids], np.int64),
         Name.ATTENTION_MASK: mask,
         Name.LOOKAHEAD_EMBEDDINGS: vectors,
         Name.LOGITS_ROWS: np.arange(count)[None],

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["Figure", "Finding", "RungResult", "Status", "join_problems"]
+__all__ = ["Figure", "Finding", "RungResult", "Status", "Suspect", "join_problems"]
 
 _SHOWN_PROBLEMS: Final = 3
 
@@ -51,6 +51,19 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Suspect:
+    """A text whose logits differ from the reference's.
+
+    Args:
+        token_ids: the text.
+        position_ids: where its tokens stand; 0, 1, 2, ... when empty.
+    """
+
+    token_ids: tuple[int, ...]
+    position_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """What a rung reports.
 
@@ -59,12 +72,14 @@ class Finding:
         problems: what differed, one line each, the first ones first; any fails the rung.
         detail: what was compared, in a line.
         skipped: why nothing was; empty when something was.
+        suspect: the first text whose logits differ, for whoever looks for the layer.
     """
 
     figures: tuple[Figure, ...] = ()
     problems: tuple[str, ...] = ()
     detail: str = ""
     skipped: str = ""
+    suspect: Suspect | None = None
 
     @property
     def status(self) -> Status:
@@ -93,6 +108,7 @@ class RungResult:
         figures: what was measured.
         detail: what differed, or what was compared, or why it did not run.
         seconds: wall time.
+        suspect: see `Finding`.
     """
 
     number: int
@@ -101,6 +117,7 @@ class RungResult:
     figures: tuple[Figure, ...]
     detail: str
     seconds: float
+    suspect: Suspect | None = None
 
     def __post_init__(self) -> None:
         assert math.isfinite(self.seconds), "a rung takes a time"

@@ -139,9 +139,9 @@ RECIPES: Final = (
         presence_penalty=0.7,
         frequency_penalty=0.4,
     ),
-    SamplingParams(temperature=1.6, top_k=12, min_p=0.4, logit_bias={0: -1.5}),
-    SamplingParams(temperature=1.0),
-    SamplingParams(temperature=0.8, top_p=0.95, repetition_penalty=1.1),
+    SamplingParams(temperature=1.0, min_p=0.5, logit_bias={0: -1.5}),
+    SamplingParams(temperature=1.4),
+    SamplingParams(temperature=0.8, top_k=12, top_p=0.95, repetition_penalty=1.1),
 )
 
 
@@ -192,6 +192,8 @@ class Ladder:
         lookahead_lengths: values of k; those the bundle was built for when empty.
         prompts: texts; the shipped ones when empty.
         layouts: where lookaheads stand.
+        backend_name: what the backend is called.
+        threads: of one pass of it; 0 if the library chooses.
     """
 
     def __init__(
@@ -204,8 +206,12 @@ class Ladder:
         lookahead_lengths: Sequence[int] = (),
         prompts: Sequence[LadderPrompt] = (),
         layouts: Sequence[Layout] = tuple(Layout),
+        backend_name: str = "ort-cpu",
+        threads: int = 0,
     ) -> None:
         self.bundle = bundle
+        self.backend_name = backend_name
+        self.threads = threads
         self.backend = backend
         self.source = source
         self.settings = settings
@@ -449,6 +455,7 @@ def climb(
 def _check(ladder: Ladder, rung: Rung) -> RungResult:
     began = time.perf_counter()
     figures: tuple[Figure, ...] = ()
+    suspect = None
     try:
         finding = _run(ladder, rung)
     except (BundleError, CheckError, NonFiniteScoreError) as error:
@@ -457,6 +464,7 @@ def _check(ladder: Ladder, rung: Rung) -> RungResult:
         status, detail = Status.COULD_NOT_RUN, str(error)
     else:
         status, detail, figures = finding.status, finding.explanation, finding.figures
+        suspect = finding.suspect
     return RungResult(
         number=rung.number,
         name=rung.name,
@@ -464,6 +472,7 @@ def _check(ladder: Ladder, rung: Rung) -> RungResult:
         figures=figures,
         detail=" ".join(detail.split()),
         seconds=time.perf_counter() - began,
+        suspect=suspect,
     )
 
 

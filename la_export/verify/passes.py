@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from la_export.verify.epsilon import read_logits
 from la_export.verify.ladder import Ladder
-from la_runtime.backends.base import Backend, CacheState, Outputs
+from la_runtime.backends.base import Backend, CacheSizing, CacheState, Outputs
 from la_runtime.block import Part, make_step_inputs
-from la_runtime.layout import StepRows
+from la_runtime.layout import StepRows, make_rows
 
-__all__ = ["lookahead_vectors", "random_vectors", "read_text", "score_batch", "score_rows"]
+__all__ = [
+    "describe_scores",
+    "lookahead_vectors",
+    "random_vectors",
+    "read_text",
+    "score_batch",
+    "score_rows",
+]
 
-_VECTOR_SCALE = 10.0
+_VECTOR_SCALE: Final = 10.0
+# Of a sum of exponentials in float32, as a share of its logarithm or of 1.
+_SUM_BOUND: Final = 1e-5
 
 
 def score_batch(
@@ -62,6 +72,44 @@ def read_text(
     """[tokens, vocab_size] logits of a text that the runtime reads `width` rows a pass."""
     passes = read_logits(backend, token_ids, width=width, context=context)
     return np.concatenate([logits.copy() for logits in passes])
+
+
+def describe_scores(backend: Backend, token_ids: Sequence[int], *, context: int) -> list[str]:
+    """What a graph says of its best scores that its logits do not say; a line each.
+
+    Best ids and their logits must be equal, the sums of exponentials all but equal.
+    """
+    state = backend.allocate(1, CacheSizing.STEPPED)
+    inputs = make_step_inputs(
+        [Part(rows=make_rows(len(token_ids), (), ()), token_ids=tuple(token_ids), scored_from=0)],
+        state,
+        backend.contract,
+        context=context,
+        widths=(),
+        outputs=Outputs.TOP | Outputs.LOGSUMEXP | Outputs.LOGITS,
+    )
+    scores = backend.forward(state, inputs)
+    logits = scores.logits()[0]
+    best_ids, best_logits = (array[0] for array in scores.top())
+    sums = scores.logsumexp()[0]
+    state.close()
+    order = np.argsort(-logits, axis=-1, kind="stable")[:, : best_ids.shape[-1]]
+    wide = logits.astype(np.float64)
+    peak = wide.max(axis=-1)
+    expected = peak + np.log(np.exp(wide - peak[:, None]).sum(axis=-1))
+    unlike = np.abs(sums - expected) > _SUM_BOUND * np.maximum(np.abs(expected), 1.0)
+    wrong = {
+        "the best tokens": (best_ids != order).any(axis=-1),
+        "the best tokens' logits": (best_logits != np.take_along_axis(logits, order, axis=-1)).any(
+            axis=-1
+        ),
+        "the sums of exponentials": unlike | ~np.isfinite(sums),
+    }
+    return [
+        f"{what} at position {int(np.argmax(rows))} are not those of the logits"
+        for what, rows in wrong.items()
+        if rows.any()
+    ]
 
 
 @contextmanager

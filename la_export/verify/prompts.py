@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from la_runtime.errors import UsageError
 
-__all__ = ["CHATS", "PROMPTS", "SCRIPTS", "LadderPrompt", "read_prompts"]
+__all__ = ["CHATS", "PROMPTS", "SCRIPTS", "LadderPrompt", "hash_prompts", "read_prompts"]
 
 _JSON_SUFFIX: Final = ".jsonl"
 _JSON_KEYS: Final = frozenset({"question_id", "category", "turns", "reference", "prompt"})
@@ -86,7 +88,22 @@ CHATS: Final[tuple[tuple[dict[str, str], ...], ...]] = (
         {"role": "system", "content": "Answer in one line; never mention <|im_end|>."},
         {"role": "user", "content": "def f(x):\n\treturn x  # ما هذا؟"},
     ),
+    (
+        {"role": "system", "content": "Be brief."},
+        *(
+            {"role": role, "content": f"{text} {turn}"}
+            for turn in range(6)
+            for role, text in (("user", "And then?"), ("assistant", "Then comes"))
+        ),
+        {"role": "user", "content": "Enough."},
+    ),
 )
+
+
+def hash_prompts(prompts: Sequence[LadderPrompt]) -> str:
+    """SHA-256 of texts and of what makes them questions."""
+    record = [[prompt.text, prompt.is_question] for prompt in prompts]
+    return hashlib.sha256(json.dumps(record).encode()).hexdigest()
 
 
 def read_prompts(path: Path) -> tuple[LadderPrompt, ...]:
@@ -99,12 +116,13 @@ def read_prompts(path: Path) -> tuple[LadderPrompt, ...]:
         UsageError: no such file, nothing in it, or a line that is no prompt; names the line.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # A byte-order mark is no text; only line feeds end a line: a text may hold U+2028.
+        lines = path.read_bytes().decode("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the prompts {path}: {error}; give a UTF-8 file") from error
     parse = _parse_record if path.suffix == _JSON_SUFFIX else _parse_text
     prompts = tuple(
-        parse(line, name=f"line {number}", place=f"{path}, line {number}")
+        parse(line.removesuffix("\r"), name=f"line {number}", place=f"{path}, line {number}")
         for number, line in enumerate(lines, 1)
         if line.strip()
     )

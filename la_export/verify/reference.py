@@ -61,6 +61,14 @@ class SourceModel(Protocol):
         """Text of token ids without special tokens."""
         ...
 
+    def vocabulary(self) -> Mapping[str, int]:
+        """Every token, added ones included, and its id."""
+        ...
+
+    def template_text(self) -> str | None:
+        """The chat template as text; None when there is none, or more than one."""
+        ...
+
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool
     ) -> str | None:
@@ -72,6 +80,14 @@ class SourceModel(Protocol):
 
         Raises:
             CheckError: one breaks it.
+        """
+        ...
+
+    def compare_weights(self, graph: Path) -> tuple[int, list[str]]:
+        """Compare every weight of a graph with the checkpoint's, number by number.
+
+        Returns:
+            How many are equal, and a line for each that is not, or that the graph lacks.
         """
         ...
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -15,7 +17,15 @@ from la_runtime.bundle import REPORTS_FOLDER, Bundle, Certificate
 from la_runtime.certificate import certified_digests, hash_facts
 from la_runtime.errors import ExitCode, HostError, UsageError
 
-__all__ = ["LadderReport", "make_certificate", "now_utc", "write_junit", "write_report"]
+__all__ = [
+    "LadderReport",
+    "check_writable",
+    "make_certificate",
+    "now_utc",
+    "printable",
+    "write_junit",
+    "write_report",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +44,9 @@ class LadderReport:
         lookahead_lengths: the values of k compared.
         epsilon: margin of a near-tie; None when it was not measured.
         digests: SHA-256 by path of what was verified.
+        num_prompts: how many texts were compared.
+        prompts_sha256: SHA-256 of those texts.
+        left_out: what a certificate asks for and was not compared, a line each.
         results: the rungs.
         departure: where a hidden state departs from PyTorch's, if that was looked for.
     """
@@ -49,6 +62,9 @@ class LadderReport:
     lookahead_lengths: tuple[int, ...]
     epsilon: float | None
     digests: dict[str, str]
+    num_prompts: int
+    prompts_sha256: str
+    left_out: tuple[str, ...]
     results: tuple[RungResult, ...]
     departure: str = ""
 
@@ -78,14 +94,15 @@ class LadderReport:
 
     @property
     def deserves_certificate(self) -> bool:
-        """A full run in which every rung passed or had no meaning."""
-        return self.exit_code is ExitCode.DONE and not self.is_quick and self.epsilon is not None
+        """A full run, of everything, in which every rung passed or had no meaning."""
+        is_full = not self.is_quick and not self.left_out and self.epsilon is not None
+        return self.exit_code is ExitCode.DONE and is_full
 
     @property
-    def path(self) -> PurePosixPath:
-        """Where the report lies within the bundle."""
+    def stem(self) -> str:
+        """Name of the report's file, but for its ending and what sets it apart from another."""
         stamp = self.utc.replace("-", "").replace(":", "").replace("+0000", "Z")
-        return PurePosixPath(REPORTS_FOLDER) / f"verify-{stamp}.json"
+        return f"verify-{stamp}"
 
     def record(self) -> dict[str, Any]:
         """The report as one JSON object."""
@@ -103,6 +120,9 @@ class LadderReport:
             "lookahead_lengths": list(self.lookahead_lengths),
             "epsilon": self.epsilon,
             "digests": self.digests,
+            "prompts": self.num_prompts,
+            "prompts_sha256": self.prompts_sha256,
+            "left_out": list(self.left_out),
             "departure": self.departure,
             "rungs": [_rung_record(result) for result in self.results],
         }
@@ -132,8 +152,14 @@ def _finite(value: float) -> float | str:
     return value if abs(value) < float("inf") else str(value)
 
 
-def make_certificate(bundle: Bundle, report: LadderReport) -> Certificate:
-    """The certificate of a report that deserves one."""
+def make_certificate(bundle: Bundle, report: LadderReport, *, path: Path) -> Certificate:
+    """The certificate of a report that deserves one.
+
+    Args:
+        bundle: as it was verified.
+        report: what was found.
+        path: where the report was written.
+    """
     assert report.deserves_certificate, "only a full run without failures gives a certificate"
     assert report.epsilon is not None, "a full run measures it"
     return Certificate(
@@ -148,26 +174,69 @@ def make_certificate(bundle: Bundle, report: LadderReport) -> Certificate:
         digests=certified_digests(bundle.manifest),
         facts_sha256=hash_facts(bundle.manifest),
         rungs={result.name: result.status.value for result in report.results},
-        report=str(report.path),
+        num_prompts=report.num_prompts,
+        prompts_sha256=report.prompts_sha256,
+        report=str(PurePosixPath(REPORTS_FOLDER) / path.name),
     )
 
 
-def write_report(report: LadderReport) -> Path:
-    """Write the report into the bundle, in one step.
+def check_writable(folder: Path) -> None:
+    """Require that a report and a manifest can be written into a bundle, before the long work.
 
     Raises:
-        HostError: the folder is not writable.
+        HostError: they cannot.
     """
-    target = report.bundle / report.path
+    reports = folder / REPORTS_FOLDER
+    is_good = os.access(folder, os.W_OK | os.X_OK) and (
+        not os.path.lexists(reports) or (reports.is_dir() and os.access(reports, os.W_OK | os.X_OK))
+    )
+    if not is_good:
+        raise HostError(
+            f"the report is written into {printable(str(reports))}, which is not a folder that "
+            "can be written; make it one, or verify a copy of the bundle"
+        )
+
+
+def write_report(report: LadderReport) -> Path:
+    """Write the report into the bundle, in one step, under a name that no other has.
+
+    Raises:
+        HostError: the disk is full or not writable.
+    """
+    folder = report.bundle / REPORTS_FOLDER
     try:
-        target.parent.mkdir(exist_ok=True)
-        _write_whole(target, json.dumps(report.record(), indent=2) + "\n")
+        folder.mkdir(exist_ok=True)
+        target = _reserve(folder, report.stem)
+        try:
+            _write_whole(target, json.dumps(report.record(), indent=2) + "\n")
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise HostError(
-            f"could not write the report {target}: {error.strerror or error}; make the bundle's "
-            "folder writable"
+            f"could not write the report into {printable(str(folder))}: "
+            f"{error.strerror or error}; {_advice(error)}, and verify again"
         ) from error
     return target
+
+
+def _reserve(folder: Path, stem: str) -> Path:
+    """An empty file of a new name."""
+    for number in count(1):
+        target = folder / (f"{stem}.json" if number == 1 else f"{stem}-{number}.json")
+        try:
+            target.touch(exist_ok=False)
+        except FileExistsError:
+            if not folder.is_dir():
+                raise
+            continue
+        return target
+    raise AssertionError("unreachable: numbers do not end")
+
+
+def _advice(error: OSError) -> str:
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return "free some space" if is_full else "make that folder writable"
 
 
 def write_junit(report: LadderReport, path: Path) -> None:
@@ -192,14 +261,14 @@ def write_junit(report: LadderReport, path: Path) -> None:
         element = ET.SubElement(
             suite,
             "testcase",
-            classname=report.bundle.name,
+            classname=printable(report.bundle.resolve().name),
             name=f"{case.number:02} {case.name}",
             time=f"{case.seconds:.3f}",
         )
         if case.status in tags:
-            ET.SubElement(element, tags[case.status], message=_printable(case.detail))
+            ET.SubElement(element, tags[case.status], message=printable(case.detail))
         else:
-            ET.SubElement(element, "system-out").text = _printable(case.detail)
+            ET.SubElement(element, "system-out").text = printable(case.detail)
     try:
         _write_whole(path, ET.tostring(suite, encoding="unicode", xml_declaration=True) + "\n")
     except OSError as error:
@@ -212,8 +281,8 @@ def _count(cases: tuple[RungResult, ...], status: Status) -> str:
     return str(sum(case.status is status for case in cases))
 
 
-def _printable(text: str) -> str:
-    """XML has no control characters."""
+def printable(text: str) -> str:
+    """A text without what XML and terminals cannot hold: control characters, half characters."""
     return "".join(character if character.isprintable() else "\ufffd" for character in text)
 
 

@@ -11,6 +11,7 @@ import jinja2
 import numpy as np
 import onnx
 import torch
+from numpy.typing import NDArray
 from onnx import numpy_helper
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
@@ -24,6 +25,7 @@ from la_export.checkpoint import (
 from la_export.checkpoint.facts import count_norms
 from la_export.checkpoint.known_models import HubModel
 from la_export.graph.check import check_graph_file
+from la_export.graph.passes.weight_transposes import TRANSPOSED_SUFFIX
 from la_export.graph.variants import check_cpu_variant
 from la_export.reference import TorchReference
 from la_runtime.bundle import Bundle, Manifest
@@ -107,6 +109,16 @@ class CheckpointSource:
         assert isinstance(text, str), "one sequence gives one text"
         return text
 
+    def vocabulary(self) -> Mapping[str, int]:
+        """See `SourceModel.vocabulary`."""
+        found: dict[str, int] = self._tokenizer.get_vocab()
+        return found
+
+    def template_text(self) -> str | None:
+        """See `SourceModel.template_text`."""
+        template = self._tokenizer.chat_template
+        return template if isinstance(template, str) else None
+
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool
     ) -> str | None:
@@ -141,6 +153,24 @@ class CheckpointSource:
             details.append(result.detail)
         return "; ".join(details)
 
+    def compare_weights(self, graph: Path) -> tuple[int, list[str]]:
+        """See `SourceModel.compare_weights`; one weight is in memory at a time."""
+        model = onnx.load(graph, load_external_data=False)
+        stored = {tensor.name: tensor for tensor in model.graph.initializer}
+        equal, problems = 0, []
+        for names, expected in self.reference.weights():
+            known = [stored[name] for name in _stored_names(names) if name in stored]
+            if not known:
+                problems.append(f"{graph.name} has no weight {names[0]}")
+            for tensor in known:
+                found = numpy_helper.to_array(tensor, base_dir=str(graph.parent))
+                if tensor.name.endswith(TRANSPOSED_SUFFIX):
+                    found = found.T
+                difference = _describe_difference(tensor.name, found, expected)
+                problems += [f"{graph.name}: {difference}"] if difference else []
+                equal += not difference
+        return equal, problems
+
     def find_nonfinite_weight(self, graph: Path) -> str | None:
         """See `SourceModel.find_nonfinite_weight`; one weight is in memory at a time."""
         model = onnx.load(graph, load_external_data=False)
@@ -149,6 +179,26 @@ class CheckpointSource:
             if np.issubdtype(weight.dtype, np.floating) and not np.isfinite(weight).all():
                 return str(initializer.name)
         return None
+
+
+def _stored_names(names: Sequence[str]) -> list[str]:
+    """What a graph may call a weight of these names."""
+    return [name + suffix for name in names for suffix in ("", TRANSPOSED_SUFFIX)]
+
+
+def _describe_difference(
+    name: str, found: NDArray[np.generic], expected: NDArray[np.float32]
+) -> str:
+    """A line about a weight that is not the checkpoint's at its own precision; empty if it is."""
+    if found.shape != expected.shape:
+        return f"weight {name} is {found.shape}, the checkpoint's {expected.shape}"
+    unequal = np.argwhere(found != expected.astype(found.dtype))
+    if not len(unequal):
+        return ""
+    return (
+        f"weight {name} differs from the checkpoint's in {len(unequal)} of {found.size} numbers, "
+        f"the first at {unequal[0].tolist()}"
+    )
 
 
 def _as_ids(value: object) -> tuple[int, ...]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from la_export.verify.findings import RungResult, Status
+from la_export.verify.findings import RungResult, Status, Suspect
 from la_export.verify.ladder import (
     FULL,
     Ladder,
@@ -16,7 +17,7 @@ from la_export.verify.ladder import (
     LadderSettings,
     climb,
 )
-from la_export.verify.prompts import LadderPrompt
+from la_export.verify.prompts import PROMPTS, LadderPrompt, hash_prompts
 from la_export.verify.reference import SourceModel
 from la_export.verify.report import (
     LadderReport,
@@ -26,24 +27,27 @@ from la_export.verify.report import (
 )
 from la_export.verify.rungs import RUNGS
 from la_runtime.backends import check_backend, open_backend
+from la_runtime.backends.base import Backend
 from la_runtime.bundle import Bundle, Manifest, open_bundle
 from la_runtime.certificate import (
     SELF_REFERENCE,
     TORCH_REFERENCE,
     certified_digests,
+    check_unchanged,
     processor_name,
     read_backend_version,
+    withdraw_certificates,
     write_certificate,
 )
-from la_runtime.errors import BundleError, LookaheadError, UsageError
+from la_runtime.errors import BundleError, ExitCode, LookaheadError, UsageError
 
-__all__ = ["BISECTED_RUNGS", "VerifyOptions", "departs", "publish", "verify"]
+__all__ = ["BISECTED_RUNGS", "Published", "VerifyOptions", "departs", "publish", "verify"]
 
 # Rungs that compare logits with PyTorch's; what fails them has a place in the graph.
 BISECTED_RUNGS: Final = frozenset({2, 10, 14})
 
 OpenSource = Callable[[Manifest], SourceModel]
-Bisect = Callable[[Bundle, SourceModel, Sequence[int]], str]
+Bisect = Callable[[Bundle, SourceModel, Suspect], str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,36 +101,47 @@ def verify(
     """
     check_backend(options.backend)
     began = time.perf_counter()
+    is_torch = open_source is not None
     try:
         bundle = open_bundle(options.bundle)
         _check_lengths(options, bundle.manifest)
         source = None if open_source is None else open_source(bundle.manifest)
-        backend = open_backend(options.backend, bundle, threads=options.threads)
+        with closing(open_backend(options.backend, bundle, threads=options.threads)) as backend:
+            ladder = _make_ladder(options, bundle, backend, source)
+            opening_s = time.perf_counter() - began
+            results = climb(ladder, RUNGS, progress)
+            departure = ""
+            if bisect is not None and source is not None and departs(results):
+                departure = _locate(bisect, bundle, source, _suspect(ladder, results))
     except BundleError as error:
         results = _refused(str(error), seconds=time.perf_counter() - began)
         if progress is not None:
             progress.finish(results[0])
-        is_torch = open_source is not None
         return _make_report(options, None, is_torch=is_torch, results=results), None
-    opening_s = time.perf_counter() - began
+    results = (replace(results[0], seconds=results[0].seconds + opening_s), *results[1:])
+    report = _make_report(options, ladder, is_torch=is_torch, results=results)
+    return replace(report, departure=departure), bundle
+
+
+def _make_ladder(
+    options: VerifyOptions, bundle: Bundle, backend: Backend, source: SourceModel | None
+) -> Ladder:
     try:
-        ladder = Ladder(
+        return Ladder(
             bundle,
             backend,
             source=source,
             settings=options.settings,
             lookahead_lengths=options.lookahead_lengths,
             prompts=options.prompts,
+            backend_name=options.backend,
+            threads=options.threads,
         )
-        results = climb(ladder, RUNGS, progress)
-        departure = ""
-        if bisect is not None and source is not None and departs(results):
-            departure = _locate(bisect, bundle, source, ladder.prompts[0].token_ids)
-    finally:
-        backend.close()
-    results = (replace(results[0], seconds=results[0].seconds + opening_s), *results[1:])
-    report = _make_report(options, ladder, is_torch=source is not None, results=results)
-    return replace(report, departure=departure), bundle
+    except UsageError as error:
+        if options.prompts:
+            raise
+        # Our own prompts are good; what refuses them is the bundle's tokenizer or template.
+        raise BundleError(f"the bundle refuses the ladder's own prompts: {error}") from error
 
 
 def _check_lengths(options: VerifyOptions, manifest: Manifest) -> None:
@@ -163,10 +178,16 @@ def _refused(reason: str, *, seconds: float) -> tuple[RungResult, ...]:
     return (first, *others)
 
 
-def _locate(bisect: Bisect, bundle: Bundle, source: SourceModel, token_ids: Sequence[int]) -> str:
+def _suspect(ladder: Ladder, results: Sequence[RungResult]) -> Suspect:
+    """The first text whose logits differ."""
+    found = (r.suspect for r in results if r.number in BISECTED_RUNGS and r.suspect is not None)
+    return next(found, Suspect(token_ids=ladder.prompts[0].token_ids))
+
+
+def _locate(bisect: Bisect, bundle: Bundle, source: SourceModel, suspect: Suspect) -> str:
     """Where the graph departs; a graph that cannot be searched costs nobody the report."""
     try:
-        return bisect(bundle, source, token_ids)
+        return bisect(bundle, source, suspect)
     except LookaheadError as error:
         return f"bisect could not be run: {error}"
 
@@ -200,26 +221,61 @@ def _make_report(
         lookahead_lengths=() if ladder is None else ladder.lookahead_lengths,
         epsilon=epsilons[0] if epsilons else None,
         digests={} if ladder is None else certified_digests(ladder.manifest),
+        num_prompts=0 if ladder is None else len(ladder.prompts),
+        prompts_sha256=hash_prompts(options.prompts or PROMPTS[: options.settings.prompts]),
+        left_out=() if ladder is None else tuple(_left_out(options, ladder)),
         results=results,
     )
 
 
-def publish(report: LadderReport, bundle: Bundle, *, certify: bool) -> Path:
-    """Write the report into the bundle and, if it deserves one, the certificate.
+def _left_out(options: VerifyOptions, ladder: Ladder) -> Iterator[str]:
+    """What a certificate asks for beside a full run's thoroughness."""
+    missing = sorted({*ladder.manifest.lookahead_lengths} - {0, *ladder.lookahead_lengths})
+    if missing:
+        yield f"lookahead length {', '.join(map(str, missing))}, which the bundle was built for"
+    texts = {prompt.text for prompt in options.prompts}
+    if options.prompts and not texts >= {prompt.text for prompt in PROMPTS}:
+        yield "the prompts that ship with the package; leave --prompts out"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """What was written into a bundle.
+
+    Args:
+        report: the report's file.
+        is_certified: whether a certificate was.
+        num_withdrawn: certificates that were taken away, because a rung failed.
+    """
+
+    report: Path
+    is_certified: bool
+    num_withdrawn: int
+
+
+def publish(report: LadderReport, bundle: Bundle, *, certify: bool) -> Published:
+    """Write the report into the bundle, and a certificate if it deserves one.
+
+    A rung that failed, in a quick run, too, takes away the certificates for the same backend.
 
     Args:
         report: what was found.
         bundle: as it was verified.
-        certify: whether a certificate may be written.
-
-    Returns:
-        The report's file.
+        certify: whether certificates may be written and taken away.
 
     Raises:
-        HostError: the bundle's folder is not writable.
-        BundleError: the bundle was rebuilt in the meantime.
+        HostError: the disk is full or not writable.
+        BundleError: the bundle was rebuilt in the meantime; nothing was written.
     """
+    check_unchanged(bundle)
     path = write_report(report)
+    num_withdrawn = 0
     if certify and report.deserves_certificate:
-        write_certificate(bundle, make_certificate(bundle, report))
-    return path
+        write_certificate(bundle, make_certificate(bundle, report, path=path))
+    elif certify and report.exit_code is ExitCode.FAILED:
+        num_withdrawn = withdraw_certificates(bundle, backend=report.backend)
+    return Published(
+        report=path,
+        is_certified=certify and report.deserves_certificate,
+        num_withdrawn=num_withdrawn,
+    )

@@ -31,7 +31,7 @@ def test_names_of_rules_and_layouts_are_accepted_as_text():
         ({"tau": 0.5}, "tau is for select 'threshold' only"),
         ({"min_new_tokens": -1}, "min_new_tokens must be at least 0"),
         ({"min_new_tokens": 9, "max_new_tokens": 8}, "min_new_tokens must be .* at most 8, got 9"),
-        ({"temperature": -0.1}, r"temperature must be at least 0 and .*, got -0.1"),
+        ({"temperature": -0.1}, "temperature must be at least 0, got -0.1"),
         ({"temperature": float("inf")}, "temperature must be a finite number, got inf"),
         ({"top_k": -1}, "top_k must be at least 0, got -1"),
         ({"top_p": 0.0}, "top_p must be more than 0 and at most 1, got 0.0"),
@@ -281,7 +281,7 @@ def test_plain_greedy_reads_nothing_but_the_best_score(keywords, expected):
     ("options", "message"),
     [
         ({"temperature": 1e-46}, "temperature must be 0 or at least 1e-30, got 1e-46"),
-        ({"temperature": 1e39}, r"temperature must be at least 0 and at most 1e\+30"),
+        ({"temperature": 1e39}, r"temperature must be at most 1e\+30, got 1e\+39"),
         ({"repetition_penalty": 1e-300}, "repetition_penalty must be at least 1e-06 and at most"),
         ({"presence_penalty": -1e300}, "presence_penalty must be at least -1000000.0 and at most"),
         ({"frequency_penalty": 1e7}, "frequency_penalty must be at least -1000000.0 and at most"),

@@ -10,7 +10,7 @@ from typing import Final
 from la_export.verify.decoding import Decoded, decode
 from la_export.verify.findings import Figure, Finding
 from la_export.verify.ladder import Configuration, EncodedPrompt, Ladder, Proposals
-from la_export.verify.tokens import Verdict, compare_tokens
+from la_export.verify.tokens import Verdict, compare_tokens, refuse_near_ties
 from la_runtime.bundle import Bundle
 from la_runtime.generation import Engine
 from la_runtime.results import GenerationResult
@@ -45,7 +45,7 @@ def check_endings(ladder: Ladder) -> Finding:
     """Forced ends against plain decoding: tokens, text and reason; end tokens against the model."""
     problems = _check_end_tokens(ladder)
     endings = 0
-    near_ties = 0
+    near_ties: dict[int, str] = {}
     prompt = ladder.prompts[0]
     plain = ladder.plain_runs[prompt.name]
     places = _inner_places(ladder, prompt)
@@ -57,14 +57,17 @@ def check_endings(ladder: Ladder) -> Finding:
         for configuration in ladder.chosen_configurations:
             endings += 1
             found = _generate(ladder, prompt, ending, configuration)
-            verdict, line = _compare(plain, ending, expected, found, ladder.epsilon)
-            near_ties += verdict is Verdict.EXCUSED
-            if verdict is Verdict.DIFFERENT:
-                problems.append(f"prompt {prompt.name}, {ending.name}, {configuration}: {line}")
+            verdict, place, line = _compare(plain, ending, expected, found, ladder.epsilon)
+            line = f"prompt {prompt.name}, {ending.name}, {configuration}: {line}"
+            if verdict is Verdict.EXCUSED:
+                near_ties.setdefault(place, line)
+            elif verdict is Verdict.DIFFERENT:
+                problems.append(line)
+    problems += refuse_near_ties(tuple(near_ties.values()), len(plain.token_ids))
     return Finding(
         figures=(
             Figure(name="endings", value=endings),
-            Figure(name="near-ties", value=near_ties),
+            Figure(name="near-ties", value=len(near_ties)),
         ),
         problems=tuple(problems),
         detail=f"{endings} forced endings by end token, stop id, stop text and length"
@@ -175,18 +178,23 @@ def _compare(
     expected: GenerationResult,
     found: GenerationResult,
     epsilon: float,
-) -> tuple[Verdict, str]:
+) -> tuple[Verdict, int, str]:
+    """The verdict, the place of the first token that differs, and a line about it."""
     comparison = compare_tokens(expected.token_ids, plain.margins, found.token_ids, epsilon=epsilon)
     if comparison.verdict is not Verdict.EQUAL:
-        return comparison.verdict, (
-            f"new token {comparison.position} differs from plain decoding's "
-            f"(margin {comparison.margin:.2g}), or one text goes on: {len(found.token_ids)} "
-            f"tokens, expected {len(expected.token_ids)}"
+        return (
+            comparison.verdict,
+            comparison.position,
+            (
+                f"new token {comparison.position} differs from plain decoding's "
+                f"(margin {comparison.margin:.2g}), or one text goes on: {len(found.token_ids)} "
+                f"tokens, expected {len(expected.token_ids)}"
+            ),
         )
     for what, one, other in (
         ("text", expected.text, found.text),
         ("finish reason", expected.finish_reason, found.finish_reason),
     ):
         if one != other:
-            return Verdict.DIFFERENT, f"{what} {other!r}, expected {one!r}"
-    return Verdict.EQUAL, ""
+            return Verdict.DIFFERENT, -1, f"{what} {other!r}, expected {one!r}"
+    return Verdict.EQUAL, -1, ""

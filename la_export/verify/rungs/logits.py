@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from la_export.verify.findings import Figure, Finding
+from la_export.verify.findings import Figure, Finding, Suspect
 from la_export.verify.ladder import EncodedPrompt, Ladder
-from la_export.verify.passes import lookahead_vectors, random_vectors, read_text, score_rows
+from la_export.verify.passes import (
+    describe_scores,
+    lookahead_vectors,
+    random_vectors,
+    read_text,
+    score_rows,
+)
 from la_export.verify.tokens import EPSILON_LIMIT_FP32
 from la_runtime.backends.base import CacheSizing
 from la_runtime.layout import Group, GroupMask, make_rows
@@ -23,6 +30,8 @@ LOGITS_BOUND: Final = 1e-4
 KL_BOUND: Final = 1e-5
 _CHUNK: Final = 16
 _NUM_DRAFTS: Final = 2
+_ODD_TEXT: Final = 128
+_SEED: Final = 2
 
 
 @dataclass(slots=True)
@@ -42,9 +51,18 @@ class LogitDifferences:
     rows: int = 0
     agreed: int = 0
     problems: list[str] = field(default_factory=list)
+    suspect: Suspect | None = None
 
-    def add(self, what: str, found: NDArray[np.float32], truth: NDArray[np.float32]) -> None:
+    def add(
+        self, what: str, found: NDArray[np.float32], truth: NDArray[np.float32], text: Suspect
+    ) -> None:
         """Compare [rows, vocab_size] of one text with the truth."""
+        num_problems = len(self.problems)
+        self._compare(what, found, truth)
+        if self.suspect is None and len(self.problems) > num_problems:
+            self.suspect = text
+
+    def _compare(self, what: str, found: NDArray[np.float32], truth: NDArray[np.float32]) -> None:
         difference = np.abs(found.astype(np.float64) - truth)  # [rows, vocab_size]
         scale = float(np.ptp(truth)) or 1.0
         worst = int(np.argmax(difference.max(axis=-1)))
@@ -108,13 +126,48 @@ def check_logits(ladder: Ladder) -> Finding:
     differences = LogitDifferences()
     for prompt in ladder.prompts:
         found = read_text(ladder.backend, prompt.token_ids, width=_CHUNK, context=ladder.context)
-        differences.add(f"prompt {prompt.name}", found, ladder.reference.scores(prompt.token_ids))
+        differences.add(
+            f"prompt {prompt.name}",
+            found,
+            ladder.reference.scores(prompt.token_ids),
+            Suspect(token_ids=prompt.token_ids),
+        )
+        differences.problems += [
+            f"prompt {prompt.name}: {line}"
+            for line in describe_scores(ladder.backend, prompt.token_ids, context=ladder.context)
+        ]
+    num_positions = differences.rows
+    num_read = 0
+    for token_ids in _unread_tokens(ladder):
+        num_read += len(token_ids)
+        found = read_text(ladder.backend, token_ids, width=_CHUNK, context=ladder.context)
+        differences.add(
+            "tokens of no prompt",
+            found,
+            ladder.reference.scores(token_ids),
+            Suspect(token_ids=token_ids),
+        )
     return Finding(
         figures=differences.figures,
         problems=tuple(differences.problems),
-        detail=f"{differences.rows} positions of {len(ladder.prompts)} prompts; "
+        detail=f"{num_positions} positions of {len(ladder.prompts)} prompts and {num_read} tokens "
+        f"that no prompt holds, of {ladder.manifest.contract.vocab_size}; "
         f"{_reference_name(ladder)}",
+        suspect=differences.suspect,
     )
+
+
+def _unread_tokens(ladder: Ladder) -> Iterator[tuple[int, ...]]:
+    """Token ids that no prompt holds, all of them or some from everywhere, in odd texts."""
+    vocab_size = ladder.manifest.contract.vocab_size
+    read = {token_id for prompt in ladder.prompts for token_id in prompt.token_ids}
+    unread = np.array([i for i in range(vocab_size) if i not in read], dtype=np.int64)
+    count = min(ladder.settings.vocabulary_reads, len(unread))
+    chosen = unread[np.arange(count) * len(unread) // max(count, 1)]
+    np.random.default_rng(_SEED).shuffle(chosen)
+    length = min(_ODD_TEXT, ladder.context)
+    for start in range(0, count, length):
+        yield tuple(chosen[start : start + length].tolist())
 
 
 def _reference_name(ladder: Ladder) -> str:
@@ -150,6 +203,7 @@ def check_slot_logits(ladder: Ladder) -> Finding:
         ),
         problems=(*own.problems, *distinct.problems),
         detail=f"{own.rows + distinct.rows} slots; {_reference_name(ladder)}",
+        suspect=own.suspect or distinct.suspect,
     )
 
 
@@ -189,4 +243,6 @@ def _compare_slots(
             )[-1:]
             row = rows.slot_rows(group.node)[slot - 1]
             what = f"slot ({group.node}, {slot}) with {name}, prompt {prompt.name}"
-            differences.add(what, logits[row : row + 1], expected)
+            # The search reads tokens alone; what is wrong with them is wrong before the slots.
+            text_before = Suspect(token_ids=prefix)
+            differences.add(what, logits[row : row + 1], expected, text_before)

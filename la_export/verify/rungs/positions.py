@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from la_export.verify.decoding import decode
-from la_export.verify.findings import Figure, Finding
+from la_export.verify.findings import Figure, Finding, Suspect
 from la_export.verify.ladder import Configuration, EncodedPrompt, Ladder
 from la_export.verify.passes import read_text
 from la_export.verify.probes import ShiftedPositions
@@ -42,13 +42,19 @@ def check_last_positions(ladder: Ladder) -> Finding:
     )
     positions = range(shift, ladder.context)
     truth = ladder.reference.scores(shifted, position_ids=positions)
-    differences.add(f"text at positions {shift} to {ladder.context - 1}", found, truth)
+    differences.add(
+        f"text at positions {shift} to {ladder.context - 1}",
+        found,
+        truth,
+        Suspect(token_ids=shifted, position_ids=tuple(positions)),
+    )
     half = len(shifted) // 2
     split = [*range(half), *range(ladder.context - (len(shifted) - half), ladder.context)]
     differences.add(
         f"text at positions 0 to {half - 1} and {split[half]} to {split[-1]}",
         _read_at(ladder, shifted, split),
         ladder.reference.scores(shifted, position_ids=split),
+        Suspect(token_ids=shifted, position_ids=tuple(split)),
     )
     problems, num_tokens = _fill_context(ladder)
     return Finding(
@@ -57,6 +63,7 @@ def check_last_positions(ladder: Ladder) -> Finding:
         detail=f"{differences.rows} rows at the last positions of {ladder.context} "
         f"{'against PyTorch' if ladder.source else 'against the graph itself'}; generation that "
         "fills the context ends with 'context'",
+        suspect=differences.suspect,
     )
 
 

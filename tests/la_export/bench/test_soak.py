@@ -57,7 +57,7 @@ def test_a_request_that_fails_ends_the_soak(observed, monkeypatch):
 
 def test_prompts_differ_in_length_and_fit_the_context(observed):
     engine, _ = observed
-    longest = engine.bundle.manifest.model.context // 2
+    longest = min(150, engine.bundle.manifest.model.context // 2)
 
     prompts = [make_prompt(engine, index) for index in range(6)]
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest
 from la_export.verify import verification
 from la_export.verify.findings import Figure, Finding, RungResult, Status
 from la_export.verify.ladder import FULL, QUICK, Ladder, Proposals, Rung, climb
+from la_export.verify.prompts import PROMPTS, LadderPrompt, hash_prompts
 from la_export.verify.report import LadderReport, write_junit
 from la_export.verify.rungs import RUNGS
 from la_export.verify.source_model import open_source
@@ -26,6 +30,7 @@ from la_runtime.errors import (
     NotRunError,
     UsageError,
 )
+from tests.tiny_models import build_tiny_bundle
 
 FEW = replace(QUICK, new_tokens=4, prompt_tokens=16, epsilon_positions=8)
 
@@ -105,6 +110,9 @@ def make_report(*statuses: Status, **changes) -> LadderReport:
         "lookahead_lengths": (2, 4),
         "epsilon": 1e-5,
         "digests": {},
+        "num_prompts": 10,
+        "prompts_sha256": "0" * 64,
+        "left_out": (),
         "results": results,
     }
     return LadderReport(**(fields | changes))
@@ -127,7 +135,9 @@ def test_the_verdict_is_that_of_the_worst_rung(statuses, code, verdict):
     assert report.deserves_certificate is (code is ExitCode.DONE)
 
 
-@pytest.mark.parametrize("changes", [{"is_quick": True}, {"epsilon": None}])
+@pytest.mark.parametrize(
+    "changes", [{"is_quick": True}, {"epsilon": None}, {"left_out": ("the prompts",)}]
+)
 def test_only_a_full_run_deserves_a_certificate(changes):
     assert not make_report(Status.PASSED, **changes).deserves_certificate
 
@@ -247,9 +257,10 @@ def test_a_full_run_certifies_and_a_quick_one_does_not(tiny, tmp_path, monkeypat
     copy = copy_bundle(tiny, tmp_path)
 
     report, bundle = verify(VerifyOptions(bundle=copy, settings=replace(FEW, seeds=1), threads=1))
-    path = publish(report, bundle, certify=True)
+    published = publish(report, bundle, certify=True)
     assert read_manifest(copy).certificates == ()
-    assert json.loads(path.read_text()) == json.loads(json.dumps(report.record()))
+    assert not published.is_certified
+    assert json.loads(published.report.read_text()) == json.loads(json.dumps(report.record()))
 
     report, bundle = verify(VerifyOptions(bundle=copy, settings=FEW, threads=1))
     publish(report, bundle, certify=False)
@@ -265,15 +276,126 @@ def test_a_full_run_certifies_and_a_quick_one_does_not(tiny, tmp_path, monkeypat
     assert certificate.lookahead_lengths == (2, 4)
     assert certificate.rungs["no leak"] == "passed"
     assert certificate.rungs["tokenizer and template"] == "skipped"
+    assert certificate.num_prompts == FEW.prompts
+    assert certificate.prompts_sha256 == hash_prompts(PROMPTS[: FEW.prompts])
     assert (copy / certificate.report).is_file()
 
 
-def test_a_report_that_cannot_be_written_is_one_error(tiny, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [(errno.ENOSPC, "No space left on device; free some"), (errno.EACCES, "make that folder")],
+)
+def test_a_report_that_cannot_be_written_is_one_error(tiny, tmp_path, monkeypatch, number, advice):
     copy = copy_bundle(tiny, tmp_path)
-    (copy / "reports").write_text("in the way")
 
-    with pytest.raises(HostError, match=r"could not write the report .*; make the bundle's folder"):
-        publish(make_report(Status.PASSED, bundle=copy), None, certify=False)
+    def fail(one, other):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "replace", fail)
+
+    with pytest.raises(HostError, match=rf"could not write the report into .*; {advice}|{advice}"):
+        publish(make_report(Status.PASSED, bundle=copy), open_bundle(copy), certify=False)
+    assert list((copy / "reports").iterdir()) == []
+
+
+def test_reports_of_one_second_have_names_of_their_own(tiny, tmp_path):
+    copy = copy_bundle(tiny, tmp_path)
+    bundle = open_bundle(copy)
+    reports = [make_report(status, bundle=copy) for status in (Status.PASSED, Status.FAILED)]
+
+    paths = [publish(report, bundle, certify=False).report for report in reports]
+
+    assert [path.name for path in paths] == [
+        "verify-20260102T030405Z.json",
+        "verify-20260102T030405Z-2.json",
+    ]
+    assert [json.loads(path.read_text())["exit_code"] for path in paths] == [0, 1]
+
+
+def test_a_bundle_rebuilt_in_the_meantime_gets_nothing(tiny, tmp_path):
+    copy = copy_bundle(tiny, tmp_path)
+    bundle = open_bundle(copy)
+    (copy / "chat_template.jinja").write_text("another")
+    seal_bundle(copy, bundle.manifest)
+
+    with pytest.raises(BundleError, match="changed while it was verified, so nothing is written"):
+        publish(make_report(Status.FAILED, bundle=copy), bundle, certify=True)
+
+    assert not (copy / "reports").exists()
+
+
+def test_a_failure_takes_the_certificates_of_its_backend_away(tiny, tmp_path):
+    copy = copy_bundle(tiny, tmp_path)
+    report = make_report(Status.PASSED, bundle=copy)
+    publish(report, open_bundle(copy), certify=True)
+    publish(replace(report, backend="trt"), open_bundle(copy), certify=True)
+    failed = make_report(Status.FAILED, bundle=copy, is_quick=True)
+
+    kept = publish(failed, open_bundle(copy), certify=False)
+    assert (kept.num_withdrawn, len(read_manifest(copy).certificates)) == (0, 2)
+    unknown = make_report(Status.COULD_NOT_RUN, bundle=copy)
+    assert publish(unknown, open_bundle(copy), certify=True).num_withdrawn == 0
+
+    assert publish(failed, open_bundle(copy), certify=True).num_withdrawn == 1
+    assert [c.backend for c in read_manifest(copy).certificates] == ["trt"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("tokenizer.json", "{", "tokenizer.json"),
+        ("chat_template.jinja", "{% for", "is not valid Jinja"),
+        ("chat_template.jinja", "{{ raise_exception('no') }}", "refuses the ladder's own prompts"),
+        ("tokenizer_config.json", "[]", "expected a JSON object"),
+    ],
+)
+def test_a_bundle_whose_text_files_cannot_be_used_is_reported(
+    tiny, tmp_path, name, content, reason
+):
+    """They are sealed, so that every digest is right."""
+    copy = copy_bundle(tiny, tmp_path)
+    (copy / name).write_text(content)
+    seal_bundle(copy, read_manifest(copy))
+
+    report, bundle = verify(VerifyOptions(bundle=copy, settings=QUICK, threads=1))
+
+    assert bundle is None
+    assert report.exit_code is ExitCode.FAILED
+    assert reason in report.results[0].detail
+
+
+def test_what_a_certificate_asks_for_beside_thoroughness(tiny):
+    def left_out(**options):
+        return verify(VerifyOptions(bundle=tiny / "bundle", settings=FEW, threads=1, **options))[
+            0
+        ].left_out
+
+    mine = LadderPrompt(name="mine", text="rain")
+    assert left_out(prompts=(*PROMPTS, mine)) == ()
+    (line,) = left_out(lookahead_lengths=(2,))
+    assert line == "lookahead length 4, which the bundle was built for"
+    (line,) = left_out(prompts=(mine,))
+    assert line == "the prompts that ship with the package; leave --prompts out"
+
+
+def test_a_folder_of_any_name_is_a_name_in_junit(tmp_path):
+    folder = tmp_path / os.fsdecode(b"od\xffd\x01")
+    folder.mkdir()
+    path = tmp_path / "junit.xml"
+
+    write_junit(make_report(Status.PASSED, bundle=folder / "."), path)
+
+    (case,) = ET.parse(path).getroot().findall("testcase")
+    assert case.get("classname") == "od\ufffdd\ufffd"
+
+
+def test_a_context_of_a_few_tokens_has_no_room_for_blocks(tmp_path):
+    """Nothing stands there, and that is no fault."""
+    build_tiny_bundle(tmp_path, max_position_embeddings=4)
+
+    report, _ = verify(VerifyOptions(bundle=tmp_path / "bundle", settings=QUICK, threads=1))
+
+    assert report.exit_code is ExitCode.DONE, [r.detail for r in report.results]
 
 
 def test_the_checkpoint_of_another_model_is_refused(tiny, tmp_path, make_checkpoint):
@@ -301,8 +423,8 @@ def test_a_packaged_model_is_found_by_what_the_manifest_records(tiny):
 def test_the_layer_is_looked_for_only_when_logits_differ(tiny, tmp_path):
     asked = []
 
-    def bisect(bundle, source, token_ids):
-        asked.append(token_ids)
+    def bisect(bundle, source, suspect):
+        asked.append(suspect)
         return "layer 1"
 
     def run(checkpoint):
@@ -326,18 +448,41 @@ def test_the_layer_is_looked_for_only_when_logits_differ(tiny, tmp_path):
         def reference(self):
             return self
 
-        def scores(self, *args, **options):
-            return source.reference.scores(*args, **options) + 1.0
+        def scores(self, token_ids, *args, position_ids=None, **options):
+            found = source.reference.scores(token_ids, *args, position_ids=position_ids, **options)
+            return found + (self.is_wrong(token_ids, position_ids))
+
+        def weights(self):
+            return source.reference.weights()
+
+        def is_wrong(self, token_ids, position_ids):
+            return position_ids is None and not self.is_first(token_ids)
+
+        def is_first(self, token_ids):
+            self.first = getattr(self, "first", tuple(token_ids))
+            return self.first == tuple(token_ids)
 
     report = run(Other())
     assert report.departure == "layer 1"
     assert departs(report.results)
-    assert len(asked) == 1
+    (suspect,) = asked
+    assert suspect.position_ids == ()
+    assert "prompt code: logits at position" in report.results[1].detail
+
+    class FarOff(Other):
+        """Only what stands at other positions differs."""
+
+        def is_wrong(self, token_ids, position_ids):
+            return position_ids is not None and max(position_ids) == 255
+
+    run(FarOff())
+    assert asked[-1].position_ids == tuple(range(216, 256))
+    report = run(Other())
     assert "of their range (at most 1e-04)" in report.results[1].detail
 
 
 def test_a_search_that_breaks_off_leaves_the_report(tiny, monkeypatch):
-    def bisect(bundle, source, token_ids):
+    def bisect(bundle, source, suspect):
         raise BundleError("no residual stream")
 
     changed = (replace(RUNGS[1], check=lambda ladder: Finding(problems=("differs",))),)

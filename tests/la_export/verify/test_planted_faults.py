@@ -9,6 +9,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -32,8 +33,10 @@ from la_runtime.layout import StepRows
 from la_runtime.masks import make_attention_mask
 from la_runtime.sequence import TokenSequence
 from la_runtime.stopping import Ending, FinishReason
+from la_runtime.tokenizer import IncrementalDecoder
 from tests.tiny_models import make_tiny_checkpoint
 
+UNREAD = 200  # a token of no prompt, and of no text that decoding gives
 SETTINGS = replace(QUICK, new_tokens=8, seeds=8, epsilon_positions=40)
 
 
@@ -302,7 +305,112 @@ def test_another_template_is_caught(tmp_path, sound):
     failures = find_failures(bundle, sound / "checkpoint")
 
     assert failures.keys() == {13}
-    assert failures[13].startswith("chat 0 gives")
+    assert failures[13].startswith("the template's text is not the checkpoint's: from character ")
+    assert "; chat 0 gives" in failures[13]
+
+
+def test_a_template_that_is_wrong_in_long_chats_is_caught(tmp_path, sound):
+    bundle = copy_bundle(sound, tmp_path)
+    path = bundle / "chat_template.jinja"
+    path.write_text(path.read_text("utf-8") + "{% if messages|length > 3 %}no{% endif %}")
+    reseal(bundle)
+
+    failures = find_failures(bundle, sound / "checkpoint")
+
+    assert failures.keys() == {13}
+    assert "; chat 3 gives" in failures[13]
+
+
+def test_two_tokens_that_change_places_are_caught(tmp_path, sound):
+    """They stand in no text of the ladder's."""
+    bundle = copy_bundle(sound, tmp_path)
+    path = bundle / "tokenizer.json"
+    tokenizer = json.loads(path.read_text("utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    one, other = sorted(vocabulary, key=vocabulary.get)[40:42]
+    vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
+    path.write_text(json.dumps(tokenizer), "utf-8")
+    reseal(bundle)
+
+    failures = find_failures(bundle, sound / "checkpoint")
+
+    assert 13 in failures
+    assert f"token {min(one, other)!r} is " in failures[13]
+
+
+def test_embeddings_that_no_prompt_reads_are_compared(tmp_path, sound):
+    """Read once each, and compared with the checkpoint's, number by number."""
+    bundle = copy_bundle(sound, tmp_path)
+
+    def clear_one(values):
+        values = values.copy()
+        values[UNREAD] = 0.0
+        return values
+
+    edit_weight(bundle, "model.embed_tokens.weight", clear_one)
+
+    failures = find_failures(bundle, sound / "checkpoint")
+
+    assert {1, 2} <= failures.keys() <= {1, 2, 15}
+    assert "tokens of no prompt: logits at position" in failures[2]
+    assert (
+        "weight model.embed_tokens.weight differs from the checkpoint's in 64 of 20480 numbers, "
+        f"the first at [{UNREAD}, 0]"
+    ) in failures[1]
+
+
+def edit_output(bundle: Path, name: str, node: str, constant: float) -> None:
+    """Put a node with a constant behind an output of every graph that has it."""
+    for path in sorted((bundle / "onnx").glob("*.onnx")):
+        model = onnx.load(path, load_external_data=False)
+        for producer in model.graph.node:
+            if name in producer.output:
+                producer.output[list(producer.output).index(name)] = f"true_{name}"
+                number = numpy_helper.from_array(np.float32(constant), "a_constant")
+                model.graph.initializer.append(number)
+                changed = onnx.helper.make_node(node, [f"true_{name}", "a_constant"], [name])
+                model.graph.node.append(changed)
+                break
+        onnx.save(model, path)
+    reseal(bundle)
+
+
+def test_best_logits_that_are_not_the_logits_are_caught(tmp_path, sound):
+    """Every margin would be 0, and every difference a near-tie."""
+    bundle = copy_bundle(sound, tmp_path)
+    edit_output(bundle, "top_logits", "Mul", 0.0)
+
+    failures = find_failures(bundle, sound / "checkpoint")
+
+    assert "prompt english: the best tokens' logits at position 0 are not those" in failures[2]
+    assert "onnx/model.onnx: the best tokens' logits at position 0 are not" in failures[1]
+
+
+def test_a_wrong_sum_of_exponentials_is_caught(tmp_path, sound):
+    """The graph that runs leaves it to the backend; the portable one has it."""
+    bundle = copy_bundle(sound, tmp_path)
+    edit_output(bundle, "logsumexp", "Sub", 1.5)
+
+    failures = find_failures(bundle, sound / "checkpoint")
+
+    assert failures.keys() == {1}
+    assert "onnx/model.onnx: the sums of exponentials at position 0 are not" in failures[1]
+
+
+def test_characters_that_are_lost_when_their_bytes_come_one_by_one_are_caught(monkeypatch, sound):
+    push = IncrementalDecoder.push
+
+    def push_faulty(self, token_ids):
+        text = push(self, token_ids)
+        is_wide = bool(text) and len(text[0].encode()) > 1
+        return text[1:] if len(token_ids) == 1 and is_wide else text
+
+    monkeypatch.setattr(IncrementalDecoder, "push", push_faulty)
+
+    failures = find_failures(sound / "bundle", sound / "checkpoint")
+
+    assert 13 in failures
+    assert "decoded token by token give" in failures[13]
 
 
 def plant_in_passes(monkeypatch, change: Callable[[StepInputs, np.ndarray], None]) -> None:
@@ -475,20 +583,11 @@ def adjust_twice(monkeypatch):
     monkeypatch.setattr(Chooser, "_adjust", adjust_faulty)
 
 
-def ignore_top_p(monkeypatch):
+def ignore(monkeypatch, name, nothing):
     filter_scores = choosing.filter_scores
 
     def filter_faulty(scores, **options):
-        return filter_scores(scores, **(options | {"top_p": 1.0}))
-
-    monkeypatch.setattr(choosing, "filter_scores", filter_faulty)
-
-
-def ignore_min_p(monkeypatch):
-    filter_scores = choosing.filter_scores
-
-    def filter_faulty(scores, **options):
-        return filter_scores(scores, **(options | {"min_p": 0.0}))
+        return filter_scores(scores, **(options | {name: nothing}))
 
     monkeypatch.setattr(choosing, "filter_scores", filter_faulty)
 
@@ -520,8 +619,9 @@ def forget_the_bias(monkeypatch):
     "plant",
     [
         adjust_twice,
-        ignore_top_p,
-        ignore_min_p,
+        partial(ignore, name="top_k", nothing=0),
+        partial(ignore, name="top_p", nothing=1.0),
+        partial(ignore, name="min_p", nothing=0.0),
         ignore_the_temperature,
         double_the_noise,
         forget_the_bias,

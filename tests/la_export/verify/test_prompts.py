@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -25,6 +26,17 @@ def test_each_line_of_a_text_file_is_a_prompt(tmp_path):
         LadderPrompt(name="line 3", text='{"prompt": "as it is"}'),
         LadderPrompt(name="line 4", text="  日本語"),
     )
+
+
+@pytest.mark.parametrize("name", ["prompts.txt", "prompts.jsonl"])
+def test_only_line_feeds_end_a_line_and_a_byte_order_mark_is_no_text(tmp_path, name):
+    texts = ["one\u2028two\x0bthree\x85four", "five"]
+    is_json = name.endswith("l")
+    lines = [json.dumps({"prompt": text}, ensure_ascii=False) for text in texts]
+    path = tmp_path / name
+    path.write_bytes("\r\n".join(lines if is_json else texts).encode("utf-8-sig"))
+
+    assert [prompt.text for prompt in read_prompts(path)] == texts
 
 
 def test_an_object_holds_a_prompt_or_the_turns_of_a_question(tmp_path):
