@@ -37,6 +37,7 @@ from la_runtime.errors import (
     LookaheadError,
     NonFiniteScoreError,
     NotRunError,
+    UsageError,
 )
 from la_runtime.generation import Engine
 from la_runtime.layout import Layout
@@ -63,6 +64,7 @@ logger = logging.getLogger(__name__)
 _PREFILL_ROOM: Final = 32
 _CUT_STEP: Final = 5
 _CUT_LENGTHS: Final = 4
+_QUESTION: Final = "Why?"
 # Tokens that are enough for a draft to stand, though two proposals in seven are wrong.
 _ROOM_FOR_BLOCKS: Final = 6
 
@@ -221,6 +223,7 @@ class Ladder:
         built = self.manifest.lookahead_lengths
         self.lookahead_lengths = tuple(k for k in lookahead_lengths or built if k > 0)
         self.layouts = tuple(layouts)
+        self._check_template()
         texts = prompts or PROMPTS[: settings.prompts]
         self.prompts = tuple(self._encode(prompt, index) for index, prompt in enumerate(texts))
 
@@ -247,6 +250,14 @@ class Ladder:
     @property
     def _longest_prompt(self) -> int:
         return min(self.settings.prompt_tokens, max(1, self.context // 2))
+
+    def _check_template(self) -> None:
+        """Require that a question can be put, also when no prompt is one."""
+        if self.has_chat_template:
+            try:
+                self.engine.encode(_QUESTION, chat=True)
+            except UsageError as error:
+                raise BundleError(f"a question cannot be put into the template: {error}") from error
 
     def _encode(self, prompt: LadderPrompt, index: int) -> EncodedPrompt:
         """A prompt's tokens; those that are cut are cut at different lengths."""

@@ -354,3 +354,42 @@ def test_logprobs_of_a_wide_row_are_finite():
 
     assert choice.logprob == 0.0
     assert choice.top_logprobs == ((5, 0.0), (0, -1000.0))
+
+
+def test_a_token_cut_by_a_hair_bounds_the_margin_by_what_it_lacks():
+    """Against the definition: it lacks its distance to the cut, or that to the choice if more."""
+    row = np.full(VOCAB_SIZE, -20.0, dtype=np.float32)
+    row[:3] = 1.0, 0.99, 0.98
+    seen = set()
+    for seed in range(200):
+        choice = chooser(SamplingParams(temperature=1.0, top_k=1, seed=seed)).choose(row, [0])
+        first, second, third = (
+            row[:3].astype(np.float64) - 1.0 + gumbel_noise(seed, 1, np.arange(3))
+        )
+        slack = 0.01  # of the survivor
+        lacking = (max(0.01, first - second), max(0.02, first - third))
+        assert choice.token_id == 0
+        assert choice.margin == pytest.approx(min(slack, *lacking), abs=1e-6)
+        seen.add(min(lacking) > slack)
+    assert seen == {True, False}
+
+    wide = np.full(VOCAB_SIZE, -20.0, dtype=np.float32)
+    wide[:4] = 3.0, 1.0, 0.99, 0.98  # two survive; the choice is mostly token 0, far from the cut
+    smallest = set()
+    for seed in range(400):
+        choice = chooser(SamplingParams(temperature=1.0, top_k=2, seed=seed)).choose(wide, [0])
+        drawn = wide[:4].astype(np.float64) - 3.0 + gumbel_noise(seed, 1, np.arange(4))
+        best, other = max(drawn[:2]), min(drawn[:2])
+        slack = 0.01 if choice.token_id == 1 else 2.01
+        lacking = (max(0.01, best - drawn[2]), max(0.02, best - drawn[3]))
+        assert choice.margin == pytest.approx(min(best - other, slack, *lacking), abs=1e-5)
+        smallest.add(np.argmin([best - other, slack, *lacking]))
+    assert {0, 1, 2, 3} <= smallest
+
+
+def test_an_interrupt_in_a_processor_stays_one():
+    def interrupt(token_ids, scores):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        chooser(SamplingParams(logits_processors=(interrupt,))).choose(LOGITS, [0])

@@ -114,9 +114,7 @@ def test_a_stream_that_has_not_ended_never_blocks_the_loop(toy):
             await asyncio.sleep(0)
         stream.close()
         assert stream.finish_reason is None, "its pass is under way"
-        with pytest.raises(
-            UsageError, match=r"has not ended; .* await its aclose"
-        ):
+        with pytest.raises(UsageError, match=r"has not ended; .* await its aclose"):
             _ = stream.result
         closing = asyncio.create_task(stream.aclose())
         await asyncio.sleep(0)

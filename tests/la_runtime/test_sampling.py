@@ -286,8 +286,7 @@ def test_plain_greedy_reads_nothing_but_the_best_score(keywords, expected):
         ({"presence_penalty": -1e300}, "presence_penalty must be at least -1000000.0 and at most"),
         ({"frequency_penalty": 1e7}, "frequency_penalty must be at least -1000000.0 and at most"),
         ({"logit_bias": {3: 1e300}}, "logit_bias of token 3 must be at least -1000000000.0"),
-        ({"n": 0}, "n must be at least 1, got 0"),
-        ({"n": 2}, "n = 2 greedy samples would be the same text; give a temperature above 0"),
+        ({"top_p": -0.5}, "top_p must be more than 0, got -0.5"),
         ({"strict": 1}, r"strict must be True or False, got 1 \(int\)"),
         ({"strict": True, "select": "threshold", "tau": 0.5}, "strict is for select 'exact' only"),
     ],
@@ -303,3 +302,9 @@ def test_parameters_can_be_copied_sent_and_shown():
     assert pickle.loads(pickle.dumps(params)) == params
     assert copy.deepcopy(params) == params
     assert dataclasses.asdict(params)["logit_bias"] == {3: 1.0}
+
+
+def test_the_extremes_themselves_are_accepted():
+    for temperature in (1e-30, 1e30):
+        assert SamplingParams(temperature=temperature).temperature == temperature
+    SamplingParams(repetition_penalty=1e6, presence_penalty=-1e6, logit_bias={0: -1e9})

@@ -625,9 +625,7 @@ def test_the_engine_cannot_wait_for_itself(tiny_bundle):
         refused.append(e)
 
     with open_toy_engine(tiny_bundle, observer=close) as engine:
-        with pytest.raises(
-            LookaheadError, match="a generation of the engine that runs it"
-        ):
+        with pytest.raises(LookaheadError, match="a generation of the engine that runs it"):
             engine.generate("One", logits_processors=(ask,))
         assert len(engine.generate("One", max_new_tokens=2).token_ids) == 2
     assert refused

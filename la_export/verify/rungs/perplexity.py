@@ -17,6 +17,7 @@ __all__ = ["check_perplexity"]
 
 _LOOKAHEADS: Final = 8
 _CHUNK: Final = 32
+_LEAST_TEXT: Final = 2
 # Sums of another width; over hundreds of tokens they all but cancel out.
 _RELATIVE_BOUND: Final = 1e-5
 _CLAIMED_PERCENT: Final = 0.3
@@ -24,7 +25,9 @@ _CLAIMED_PERCENT: Final = 0.3
 
 def check_perplexity(ladder: Ladder) -> Finding:
     """Perplexity with 0 and with 8 lookaheads in every pass, at equal widths and as it comes."""
-    k = min(_LOOKAHEADS, ladder.manifest.contract.k_max)
+    k = min(_LOOKAHEADS, ladder.manifest.contract.k_max, ladder.context - _LEAST_TEXT)
+    if k < 1:
+        return Finding(skipped="the context leaves no room for a text and a lookahead")
     text = ladder.long_text[: min(ladder.settings.perplexity_tokens, ladder.context - k)]
     narrow = _perplexity(ladder, text, num_slots=0, widths=())
     padded = _perplexity(ladder, text, num_slots=0, widths=(_CHUNK + k,))
