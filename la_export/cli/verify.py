@@ -214,9 +214,9 @@ def _load_torch(*, bisect: bool) -> None:
         package = (error.name or str(error)).partition(".")[0]
         if package in ("la_export", "la_runtime"):
             raise
+        what = "--bisect" if package == "polygraphy" else "--reference torch"
         raise NotRunError(
-            f"--{'bisect' if package == 'polygraphy' else 'reference torch'} needs the package "
-            f"{package}, which is not installed; run: "
+            f"{what} needs the package {package}, which is not installed; run: "
             "pip install 'lookahead-attention[export,cpu]', or use --reference self"
         ) from error
 

@@ -83,8 +83,8 @@ class SourceModel(Protocol):
         """
         ...
 
-    def compare_weights(self, graph: Path) -> tuple[int, list[str]]:
-        """Compare every weight of a graph with the checkpoint's, number by number.
+    def compare_weights(self, graphs: Sequence[Path]) -> tuple[int, list[str]]:
+        """Compare every weight of some graphs with the checkpoint's, number by number.
 
         Returns:
             How many are equal, and a line for each that is not, or that the graph lacks.

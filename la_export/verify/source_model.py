@@ -153,22 +153,30 @@ class CheckpointSource:
             details.append(result.detail)
         return "; ".join(details)
 
-    def compare_weights(self, graph: Path) -> tuple[int, list[str]]:
-        """See `SourceModel.compare_weights`; one weight is in memory at a time."""
-        model = onnx.load(graph, load_external_data=False)
-        stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    def compare_weights(self, graphs: Sequence[Path]) -> tuple[int, list[str]]:
+        """See `SourceModel.compare_weights`; one weight is in memory at a time.
+
+        A weight that graphs share in a file beside them is read once.
+        """
+        stored = {path: _stored_weights(path) for path in graphs}
         equal, problems = 0, []
         for names, expected in self.reference.weights():
-            known = [stored[name] for name in _stored_names(names) if name in stored]
-            if not known:
-                problems.append(f"{graph.name} has no weight {names[0]}")
-            for tensor in known:
-                found = numpy_helper.to_array(tensor, base_dir=str(graph.parent))
-                if tensor.name.endswith(TRANSPOSED_SUFFIX):
-                    found = found.T
-                difference = _describe_difference(tensor.name, found, expected)
-                problems += [f"{graph.name}: {difference}"] if difference else []
-                equal += not difference
+            compared: set[tuple[str, str]] = set()
+            for path, tensors in stored.items():
+                known = [tensors[name] for name in _stored_names(names) if name in tensors]
+                if not known:
+                    problems.append(f"{path.name} has no weight {names[0]}")
+                for tensor in known:
+                    place = _place(tensor)
+                    if place in compared:
+                        continue
+                    compared |= {place} if place is not None else set()
+                    found = numpy_helper.to_array(tensor, base_dir=str(path.parent))
+                    if tensor.name.endswith(TRANSPOSED_SUFFIX):
+                        found = found.T
+                    difference = _describe_difference(tensor.name, found, expected)
+                    problems += [f"{path.name}: {difference}"] if difference else []
+                    equal += not difference
         return equal, problems
 
     def find_nonfinite_weight(self, graph: Path) -> str | None:
@@ -179,6 +187,18 @@ class CheckpointSource:
             if np.issubdtype(weight.dtype, np.floating) and not np.isfinite(weight).all():
                 return str(initializer.name)
         return None
+
+
+def _stored_weights(graph: Path) -> dict[str, onnx.TensorProto]:
+    """Weights by name; their numbers stay where they are."""
+    model = onnx.load(graph, load_external_data=False)
+    return {tensor.name: tensor for tensor in model.graph.initializer}
+
+
+def _place(tensor: onnx.TensorProto) -> tuple[str, str] | None:
+    """File and offset of a weight; None when it is in the graph itself."""
+    fields = {entry.key: entry.value for entry in tensor.external_data}
+    return (fields["location"], fields.get("offset", "0")) if fields else None
 
 
 def _stored_names(names: Sequence[str]) -> list[str]:
@@ -192,9 +212,10 @@ def _describe_difference(
     """A line about a weight that is not the checkpoint's at its own precision; empty if it is."""
     if found.shape != expected.shape:
         return f"weight {name} is {found.shape}, the checkpoint's {expected.shape}"
-    unequal = np.argwhere(found != expected.astype(found.dtype))
-    if not len(unequal):
+    expected_here = expected.astype(found.dtype, copy=False)
+    if np.array_equal(found, expected_here):
         return ""
+    unequal = np.argwhere(found != expected_here)
     return (
         f"weight {name} differs from the checkpoint's in {len(unequal)} of {found.size} numbers, "
         f"the first at {unequal[0].tolist()}"

@@ -20,9 +20,12 @@ from la_runtime.bundle import (
 from la_runtime.certificate import (
     certified_digests,
     check_certificate,
+    check_unchanged,
+    describe_voidness,
     hash_facts,
     processor_name,
     read_backend_version,
+    withdraw_certificates,
     write_certificate,
 )
 from la_runtime.errors import BundleError, CertificateError, ExitCode, HostError
@@ -158,6 +161,68 @@ def test_the_certificate_against_pytorch_goes_first(bundle):
     assert check_certificate(reopen(bundle), **HERE) == ()
 
 
+def test_a_void_certificate_against_pytorch_is_no_obstacle(bundle):
+    stale = make_certificate(bundle, digests={LOOKAHEAD_PATH: "0" * 64})
+    write_certificate(bundle, stale)
+    write_certificate(reopen(bundle), make_certificate(bundle, reference="self"))
+
+    (line,) = check_certificate(reopen(bundle), **HERE)
+
+    assert line.startswith("the bundle was verified against its own plain decoding only")
+    assert describe_voidness(bundle.manifest, stale) == f"{LOOKAHEAD_PATH} changed since"
+    assert describe_voidness(bundle.manifest, make_certificate(bundle)) == ""
+
+
+@pytest.mark.parametrize(
+    ("rungs", "reason"),
+    [
+        ({"logits": "passed", "epsilon": "failed"}, "has rungs that say 'failed'"),
+        ({"logits": "could_not_run"}, "has rungs that say 'could_not_run'"),
+        ({}, "nothing was checked"),
+    ],
+)
+def test_a_certificate_whose_rungs_did_not_pass_is_none(bundle, rungs, reason):
+    write_certificate(bundle, make_certificate(bundle, rungs=rungs))
+
+    with pytest.raises(CertificateError, match=reason):
+        check_certificate(reopen(bundle), **HERE)
+
+
+def test_certificates_of_one_backend_are_withdrawn_together(bundle):
+    for backend, reference in (("ort-cpu", "torch"), ("trt", "torch"), ("ort-cpu", "self")):
+        write_certificate(
+            reopen(bundle), make_certificate(bundle, backend=backend, reference=reference)
+        )
+
+    assert withdraw_certificates(reopen(bundle), backend="ort-cpu") == 2
+
+    before = (bundle.root / MANIFEST_NAME).read_bytes()
+    assert [entry.backend for entry in reopen(bundle).manifest.certificates] == ["trt"]
+    assert withdraw_certificates(reopen(bundle), backend="ort-cpu") == 0
+    assert (bundle.root / MANIFEST_NAME).read_bytes() == before
+
+
+def test_nothing_is_withdrawn_from_another_bundle(bundle):
+    manifest = write_certificate(bundle, make_certificate(bundle))
+    (bundle.root / LOOKAHEAD_PATH).write_bytes(b"tuned")
+    seal_bundle(bundle.root, manifest)
+
+    with pytest.raises(BundleError, match=r"changed while it was verified, so nothing is"):
+        withdraw_certificates(bundle, backend="ort-cpu")
+
+    assert len(reopen(bundle).manifest.certificates) == 1
+
+
+def test_a_manifest_that_cannot_be_read_again_is_one_error(bundle, monkeypatch):
+    def fail(root):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(module, "read_manifest", fail)
+
+    with pytest.raises(HostError, match=r"could not read the manifest of .* again: Input/output"):
+        check_unchanged(bundle)
+
+
 def test_a_newer_certificate_takes_the_place_of_its_kind(bundle):
     for utc, reference in (("1", "torch"), ("2", "self"), ("3", "torch")):
         write_certificate(reopen(bundle), make_certificate(bundle, utc=utc, reference=reference))
@@ -171,7 +236,7 @@ def test_a_bundle_rebuilt_in_the_meantime_gets_no_certificate(bundle):
     (bundle.root / LOOKAHEAD_PATH).write_bytes(b"tuned")
     seal_bundle(bundle.root, bundle.manifest)
 
-    with pytest.raises(BundleError, match=r"changed while it was verified, so it gets no"):
+    with pytest.raises(BundleError, match=r"changed while it was verified, so nothing is written"):
         write_certificate(bundle, make_certificate(bundle))
 
     assert reopen(bundle).manifest.certificates == ()

@@ -25,6 +25,7 @@ from la_runtime.sampling import SamplingParams
 __all__ = ["check_padding"]
 
 _BATCH: Final = 4
+_SMALL_BATCH: Final = 2
 _EXTRA_WIDTH: Final = 7
 _SHARES: Final = 2
 _CHUNK: Final = 16
@@ -56,6 +57,7 @@ def check_padding(ladder: Ladder) -> Finding:
     """
     batch = ladder.prompts[:_BATCH]
     share, problems = _compare_padded_logits(ladder, batch)
+    batch = batch if ladder.settings.every_prompt else batch[-_SMALL_BATCH:]
     comparisons = Comparisons(epsilon=ladder.epsilon)
     ways = tuple(_ways(ladder))
     accepted = sum(_compare_ragged_tokens(ladder, batch, way, comparisons) for way in ways)
@@ -108,13 +110,13 @@ def _compare_padded_logits(
 def _ways(ladder: Ladder) -> Iterator[_Way]:
     """Plainly; then every layout and origin of proposals, greedy and sampled, at the largest k.
 
-    Where little is compared, each of the few configurations is greedy or sampled in turn.
+    Where little is compared, the few configurations whose proposals stand are sampled and greedy
+    in turn.
     """
     yield _Way(configuration=None, seed=None)
     if not ladder.settings.every_prompt:
-        for seed, configuration in zip(
-            cycle((0, None)), ladder.chosen_configurations, strict=False
-        ):
+        given = [c for c in ladder.chosen_configurations if c.proposals is Proposals.GIVEN]
+        for seed, configuration in zip(cycle((0, None)), given, strict=False):
             yield _Way(configuration=configuration, seed=seed)
         return
     yield _Way(configuration=None, seed=0)

@@ -67,9 +67,9 @@ def _compare_chunked(ladder: Ladder, comparisons: Comparisons) -> int:
     """
     policy = BlockPolicy(widths=ladder.backend.widths, prefill_chunk=_CHUNK)
     prompts = sorted(ladder.prompts, key=lambda entry: -len(entry.token_ids))
-    configurations: list[Configuration | None] = [None, *ladder.chosen_configurations]
+    configurations: list[Configuration | None] = [None, *ladder.chosen_configurations[:1]]
     if ladder.settings.every_prompt:
-        configurations = [*[None] * (len(prompts) - 1), *configurations]
+        configurations = [*[None] * len(prompts), *ladder.chosen_configurations]
     pairs = list(zip(cycle(prompts), configurations, strict=False))
     for prompt, configuration in pairs:
         plain = ladder.plain_runs[prompt.name]

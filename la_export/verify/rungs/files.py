@@ -32,15 +32,12 @@ def check_files(ladder: Ladder) -> Finding:
         return Finding(problems=tuple(problems), detail=opened)
     checked = ladder.source.check_graphs(ladder.bundle)
     graphs = (manifest.graph, *(variant.path for variant in manifest.variants))
-    equal = 0
-    for graph in graphs:
-        found, different = ladder.source.compare_weights(ladder.bundle.path(graph))
-        equal += found
-        problems += different
+    equal, different = ladder.source.compare_weights([ladder.bundle.path(path) for path in graphs])
+    problems += different
     return Finding(
         figures=(Figure(name="equal weights", value=equal),),
         problems=tuple(problems),
-        detail=f"{opened}; {checked}; {equal} weights of {len(graphs)} graphs are the checkpoint's",
+        detail=f"{opened}; {checked}; {equal} weights are the checkpoint's",
     )
 
 

@@ -17,8 +17,8 @@ from la_export.cli import main
 from la_export.verify import ladder, rungs, verification
 from la_export.verify.findings import Finding
 from la_export.verify.ladder import QUICK, Rung
-from la_runtime.bundle import read_manifest
-from la_runtime.errors import ExitCode
+from la_runtime.bundle import read_manifest, seal_bundle
+from la_runtime.errors import ExitCode, HostError
 from tests.tiny_models import build_tiny_bundle
 
 HEAVY = ("torch", "transformers", "onnx", "onnxruntime", "onnx_ir", "onnxscript", "rich")
@@ -119,7 +119,144 @@ def test_prompts_and_lengths_are_the_users(bundle, tmp_path):
     record = json.loads(result.stdout)
     assert record["lookahead_lengths"] == [2]
     assert record["rungs"][1]["detail"].startswith("5 positions of 2 prompts")
-    assert read_manifest(bundle).certificates[0].lookahead_lengths == (2,)
+    assert record["prompts"] == 2
+    assert record["exit_code"] == ExitCode.DONE
+
+
+def test_a_narrower_run_leaves_the_wider_ones_certificate(bundle, tmp_path):
+    prompts = tmp_path / "p.txt"
+    prompts.write_text("a\n")
+    assert run(bundle, "--reference", "self").exit_code == ExitCode.DONE
+    (certificate,) = read_manifest(bundle).certificates
+
+    narrow = run(bundle, "--reference", "self", "--k", 2)
+    short = run(bundle, "--reference", "self", "--prompts", prompts)
+
+    assert narrow.exit_code == short.exit_code == ExitCode.DONE
+    assert "note: no certificate without lookahead length 4, which the bundle" in narrow.stderr
+    assert "note: no certificate without the prompts that ship with the package" in short.stderr
+    assert read_manifest(bundle).certificates == (certificate,)
+
+
+def break_a_rung(monkeypatch):
+    changed = list(rungs.RUNGS)
+    finding = Finding(problems=("prompt cat: token 3",))
+    changed[2] = Rung(number=3, name="epsilon", check=lambda ladder: finding)
+    monkeypatch.setattr(verification, "RUNGS", tuple(changed))
+
+
+def test_a_failure_takes_the_certificate_away_and_says_so(bundle, monkeypatch):
+    run(bundle, "--reference", "self")
+    break_a_rung(monkeypatch)
+
+    declined = run(bundle, "--reference", "self", "--quick", "--no-certificate")
+    assert "--no-certificate leaves the bundle's certificates as they are" in declined.stderr
+    assert len(read_manifest(bundle).certificates) == 1
+    result = run(bundle, "--reference", "self", "--quick")
+
+    assert result.exit_code == ExitCode.FAILED
+    assert "1 certificate(s) for ort-cpu taken away, because the verification" in result.stderr
+    assert read_manifest(bundle).certificates == ()
+
+
+def test_a_void_certificate_is_shown_as_one(bundle):
+    run(bundle, "--reference", "self")
+    assert "no: " not in CliRunner().invoke(main, ["inspect", str(bundle)]).stdout
+    manifest = read_manifest(bundle)
+    shutil.rmtree(bundle / "reports")
+    (bundle / "chat_template.jinja").write_text("another")
+    seal_bundle(bundle, manifest)
+
+    shown = CliRunner().invoke(main, ["inspect", str(bundle)]).stdout
+
+    assert "no: chat_template.jinja changed since" in shown
+
+
+@pytest.mark.parametrize("arguments", [[], ["--no-certificate"]])
+def test_a_bundle_that_cannot_be_written_is_refused_before_the_work(bundle, arguments):
+    (bundle / "reports").write_text("in the way")
+
+    result = run(bundle, "--reference", "self", *arguments)
+
+    assert_refused(result, ExitCode.ENVIRONMENT, "which is not a folder that can be written")
+    assert result.stdout == ""
+    assert "1 contract and digests" not in result.stderr
+
+
+@pytest.mark.parametrize(("fails", "code"), [(False, ExitCode.ENVIRONMENT), (True, 1)])
+def test_what_was_found_is_not_lost_when_it_cannot_be_written(
+    bundle, tmp_path, monkeypatch, fails, code
+):
+    if fails:
+        break_a_rung(monkeypatch)
+    junit = tmp_path / "junit.xml"
+
+    def fail(report):
+        raise HostError("could not write the report: no space")
+
+    monkeypatch.setattr(verification, "write_report", fail)
+
+    result = run(bundle, "--reference", "self", "--json", "--junit", junit)
+
+    assert_refused(result, code, "could not write the report: no space")
+    assert len(json.loads(result.stdout)["rungs"]) == 16
+    assert "16 perplexity" in result.stderr
+    assert len(ET.parse(junit).getroot().findall("testcase")) == 16
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "reports/junit.xml", "./onnx/../junit.xml"])
+def test_junit_inside_the_bundle_is_refused(bundle, name):
+    before = (bundle / "manifest.json").read_bytes()
+
+    result = run(bundle, "--reference", "self", "--junit", bundle / name)
+
+    assert_refused(result, ExitCode.USAGE, "lies inside the bundle")
+    assert (bundle / "manifest.json").read_bytes() == before
+
+
+def hide(*packages: str) -> str:
+    """A program's beginning, in which these packages are not installed."""
+    return (
+        "from importlib.machinery import PathFinder\n"
+        "find_spec = PathFinder.find_spec\n"
+        "def find_others(name, path=None, target=None):\n"
+        f"    if name.partition('.')[0] not in {packages!r}:\n"
+        "        return find_spec(name, path, target)\n"
+        "PathFinder.find_spec = find_others\n"
+        "from la_export.cli import main\n"
+    )
+
+
+def run_program(program: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+
+
+def test_self_needs_no_rich(bundle):
+    done = run_program(
+        hide("rich")
+        + f"main(['verify', {str(bundle)!r}, '--reference', 'self', '--quick', '--threads', '1'])"
+    )
+
+    assert done.returncode == ExitCode.DONE, done.stderr
+    assert done.stdout == "verified: 15 passed, 1 skipped\n"
+    assert "   2 logits                     passed " in done.stderr
+    assert f"report {bundle}/reports/verify-" in done.stderr
+
+
+def test_bisect_without_its_package_could_not_be_run(tiny, bundle):
+    checkpoint = str(tiny / "checkpoint")
+    done = run_program(
+        hide("polygraphy") + f"main(['verify', {str(bundle)!r}, '--model', {checkpoint!r}, "
+        "'--bisect', '--threads', '1'])"
+    )
+
+    assert done.returncode == ExitCode.COULD_NOT_RUN, done.stderr
+    assert done.stderr.startswith(
+        "error: --bisect needs the package polygraphy, which is not installed; run: "
+        "pip install 'lookahead-attention[export,cpu]'"
+    )
 
 
 def test_self_needs_neither_torch_nor_transformers_nor_onnx(bundle):

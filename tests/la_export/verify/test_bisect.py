@@ -211,6 +211,23 @@ def test_one_wrong_row_of_the_table_shows_when_it_is_read(faulty, reference_of) 
     assert find_departure(bundle, reference, without).layer is None
 
 
+def test_a_fault_of_far_positions_shows_where_it_stands(faulty, reference_of) -> None:
+    """The slowest rotation is stopped, which moves a text at the first positions by a hair."""
+
+    def stop_slowest(frequencies: np.ndarray) -> np.ndarray:
+        return np.append(frequencies[:-1], np.float32(0.0))
+
+    bundle = faulty("llama", edit_weight("model.rotary_emb.inv_freq", stop_slowest))
+    split = [*range(len(TOKENS) - 1), bundle.manifest.model.context - 1]
+    reference = reference_of("llama")
+
+    near = find_departure(bundle, reference, TOKENS)
+    far = find_departure(bundle, reference, TOKENS, position_ids=split)
+
+    assert far.layer == "layer 0 attention"
+    assert far.difference > 2 * near.difference
+
+
 def test_what_is_no_number_departs(faulty, reference_of) -> None:
     plant = edit_weight(in_layer(1, "mlp.up_proj.weight"), lambda weight: weight * np.nan)
 

@@ -345,7 +345,11 @@ def test_a_failure_takes_the_certificates_of_its_backend_away(tiny, tmp_path):
     [
         ("tokenizer.json", "{", "tokenizer.json"),
         ("chat_template.jinja", "{% for", "is not valid Jinja"),
-        ("chat_template.jinja", "{{ raise_exception('no') }}", "a question cannot be put into the template: the chat template refuses"),
+        (
+            "chat_template.jinja",
+            "{{ raise_exception('no') }}",
+            "a question cannot be put into the template: the chat template refuses",
+        ),
         ("tokenizer_config.json", "[]", "expected a JSON object"),
     ],
 )

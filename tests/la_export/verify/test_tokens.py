@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from la_export.verify.tokens import Comparisons, Verdict, compare_tokens, excuse_allowance
+from la_export.verify.tokens import (
+    Comparisons,
+    Verdict,
+    compare_tokens,
+    excuse_allowance,
+    refuse_near_ties,
+)
 
 EPSILON = 0.5
 
@@ -74,3 +80,9 @@ def test_a_difference_names_text_way_place_tokens_and_margin():
         "text, k=4 full: new token 2 is 9, expected 3 (margin 0.7, epsilon 0.5)",
         "text, k=2 full: new token 2 is missing, expected 3 (margin 0, epsilon 0.5)",
     )
+
+
+def test_near_ties_are_refused_only_beyond_their_allowance():
+    assert refuse_near_ties(("a",), 32) == ()
+    assert refuse_near_ties(("a", "b"), 10_000) == ()
+    assert refuse_near_ties(("a", "b"), 32) == ("2 near-ties, allowed 1", "a", "b")
