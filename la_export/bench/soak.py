@@ -17,9 +17,10 @@ import numpy as np
 
 from la_export.bench.memory import resident_bytes
 from la_runtime.generation import Engine
+from la_runtime.layout import Layout
 from la_runtime.sampling import SamplingParams
 
-__all__ = ["KINDS", "Resident", "make_prompt", "run_request", "soak"]
+__all__ = ["KINDS", "Resident", "fill_up", "make_prompt", "run_request", "soak"]
 
 _PROMPT_LENGTHS: Final = (3, 90, 17, 150, 45, 8)
 _NEW_TOKENS: Final = 8
@@ -111,6 +112,23 @@ def run_request(engine: Engine, index: int) -> None:
     kind(engine, [make_prompt(engine, first + place) for place in range(3)], index)
 
 
+def fill_up(engine: Engine, num_threads: int) -> None:
+    """What the mix needs at most, should its heaviest requests ever come together.
+
+    Which of them share a pass is chance, and the memory of the heaviest pass is kept.
+    """
+    count = min(num_threads, engine.max_batch)
+    longest = make_prompt(engine, _PROMPT_LENGTHS.index(max(_PROMPT_LENGTHS)))
+    params = SamplingParams(
+        max_new_tokens=_NEW_TOKENS,
+        temperature=0.8,
+        logprobs=3,
+        layout=Layout.FULL,
+        ignore_eos=True,
+    )
+    engine.generate([longest] * count, params)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resident:
     """What the process held when so many requests were done."""
@@ -129,6 +147,8 @@ def soak(
 ) -> list[Resident]:
     """Make requests, `num_threads` at a time, and look at the memory after every few of them.
 
+    Before the first one stands the call of `fill_up`.
+
     Args:
         engine: one engine for all of them.
         num_requests: how many, a multiple of `every`.
@@ -137,6 +157,7 @@ def soak(
         report: told each look as it is made.
     """
     found = []
+    fill_up(engine, num_threads)
     with ThreadPoolExecutor(num_threads) as pool:
         for start in range(0, num_requests, every):
             for _ in pool.map(lambda i: run_request(engine, i), range(start, start + every)):
