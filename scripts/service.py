@@ -130,7 +130,9 @@ def main(bundle: Path, threads: int, rounds: int, out: Path) -> None:
         max_batch = engine.max_batch
     write_result(
         out,
-        command=f".venv/bin/python scripts/service.py {bundle} --threads {threads} --rounds {rounds}",
+        command=(
+            f".venv/bin/python scripts/service.py {bundle} --threads {threads} --rounds {rounds}"
+        ),
         columns=COLUMNS,
         rows=rows,
         facts={
