@@ -306,7 +306,7 @@ class Scheduler:
             token_ids=(), accepted=0, margins=(), finish_reason=FinishReason.CANCELLED
         )
         sequence.end()
-        job.hearer.hear(sequence, result)
+        _tell_end(job.hearer, sequence, result)
 
     def _close_empty(self) -> None:
         if self._reading is not None and len(self._reading) == 0:
@@ -375,17 +375,15 @@ class Scheduler:
 
     def _tell(self, sequence: TokenSequence, outcome: Outcome) -> None:
         hearer = self._jobs[sequence].hearer
-        if isinstance(outcome, Exception):
-            self._forget(sequence)
-            hearer.fail(sequence, outcome)
+        if isinstance(outcome, StepResult) and outcome.finish_reason is None:
+            hearer.hear(sequence, outcome)
             return
-        if outcome.finish_reason is not None:
-            self._forget(sequence)
-        hearer.hear(sequence, outcome)
-
-    def _forget(self, sequence: TokenSequence) -> None:
         sequence.end()
         del self._jobs[sequence]
+        if isinstance(outcome, Exception):
+            hearer.fail(sequence, outcome)
+        else:
+            _tell_end(hearer, sequence, outcome)
 
     def _observe(self, event: StepEvent) -> None:
         if self._observer is None:
@@ -425,9 +423,8 @@ class Scheduler:
                 batch.drop(set(self._jobs))
                 batch.close()
         self._reading = self._running = None
-        ending = dict(self._jobs)
-        ending |= {sequence: job for job in waiting for sequence in job.sequences}
-        self._jobs.clear()
+        self._jobs |= {sequence: job for job in waiting for sequence in job.sequences}
+        ending, self._jobs = self._jobs, {}
         for sequence, job in ending.items():
             if error is None:
                 self._end_cancelled(sequence, job)
@@ -440,3 +437,11 @@ class Scheduler:
             self._observe_ends(cancelled=len(ending))
         else:
             self._observe_ends(failed=len(ending))
+
+
+def _tell_end(hearer: Hearer, sequence: TokenSequence, result: StepResult) -> None:
+    """Tell the last of a sequence; whoever cannot hear it is told of that instead."""
+    try:
+        hearer.hear(sequence, result)
+    except Exception as error:  # noqa: BLE001  # raised again where the request was made
+        hearer.fail(sequence, error)

@@ -689,3 +689,30 @@ def test_times_of_what_never_ran_stand_still(tiny_bundle):
         engine.backend.gate.set()
         list(running)
         assert waiting.result.stats == waiting.result.stats
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_nobody_waits_for_ever_if_a_text_breaks_at_its_end(tiny_bundle, monkeypatch, is_closed):
+    """Each is told, and the engine goes on."""
+
+    def break_down(text):
+        raise AssertionError("a token changed the text before it")
+
+    engine = open_toy_engine(tiny_bundle, max_batch=2)
+    engine.backend.close_gate()
+    streams = [
+        engine.stream("One", max_new_tokens=60 if is_closed else 3, ignore_eos=True)
+        for _ in range(4)
+    ]
+    assert engine.backend.at_gate.wait(60)
+    monkeypatch.setattr("la_runtime.text.GeneratedText.finish", break_down)
+    if is_closed:
+        engine._scheduler.begin_to_close()
+    engine.backend.gate.set()
+    for stream in streams:
+        with pytest.raises(AssertionError, match="a token changed the text before it"):
+            list(stream)
+    monkeypatch.undo()
+    if not is_closed:
+        assert len(engine.generate("One", max_new_tokens=3).token_ids) == 3
+    engine.close()
