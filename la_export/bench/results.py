@@ -18,6 +18,7 @@ from typing import Any, Final, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from la_runtime.certificate import processor_name
 from la_runtime.errors import UsageError
 
 __all__ = ["Cell", "Column", "Machine", "Result", "read_result", "write_result"]
@@ -121,7 +122,7 @@ def write_result(
     result = Result(
         command=command,
         utc=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        machine=Machine(cpu=_cpu_model(), cores=len(os.sched_getaffinity(0))),
+        machine=Machine(cpu=processor_name(), cores=len(os.sched_getaffinity(0))),
         versions=_versions(),
         columns=tuple(columns),
         rows=tuple(dict(row) for row in rows),
@@ -145,16 +146,6 @@ def read_result(path: Path) -> Result:
         return Result.model_validate_json(path.read_bytes())
     except (OSError, ValidationError) as error:
         raise UsageError(f"{path} is no result file: {error}") from error
-
-
-def _cpu_model() -> str:
-    """The processor's name as the kernel gives it, else what Python knows."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def _versions() -> dict[str, str]:
