@@ -3,15 +3,40 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from la_runtime.contract import CacheForm, Dtype
 from la_runtime.errors import UsageError
 
-__all__ = ["FP32", "LARGEST_K", "BuildOptions"]
+__all__ = ["DEFAULT_PREFILL_CHUNK", "LARGEST_K", "BuildOptions", "Precision"]
 
 LARGEST_K: Final = 16
-FP32: Final = "fp32"
+DEFAULT_PREFILL_CHUNK: Final = 512
+
+
+class Precision(StrEnum):
+    """Numbers that weights, activations and cache are held in.
+
+    Normalizations and the angles of the rotary embedding are computed in float32 in each.
+    """
+
+    FP32 = "fp32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+
+    @property
+    def dtype(self) -> Dtype:
+        """The contract's name of it."""
+        return _DTYPES[self]
+
+
+_DTYPES: Final = {
+    Precision.FP32: Dtype.FLOAT32,
+    Precision.FP16: Dtype.FLOAT16,
+    Precision.BF16: Dtype.BFLOAT16,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +46,9 @@ class BuildOptions:
     Args:
         model: folder, `.gguf` file, hub id or known name.
         lookahead_lengths: values of k the bundle serves, 0 to `LARGEST_K`; 0 decodes plainly.
-        precision: `fp32`.
+        precision: what weights, activations and cache are held in.
+        cache_form: how K/V reach the cache.
+        prefill_chunk: most prompt tokens of a pass; cache form `scatter` keeps room for them.
         out: the bundle's folder; `engines/<name>` when not given.
         context: positions to serve; the model's own limit when not given.
         revision: hub revision.
@@ -34,7 +61,9 @@ class BuildOptions:
 
     model: str
     lookahead_lengths: tuple[int, ...]
-    precision: str = FP32
+    precision: Precision = Precision.FP32
+    cache_form: CacheForm = CacheForm.CONCAT
+    prefill_chunk: int = DEFAULT_PREFILL_CHUNK
     out: Path | None = None
     context: int | None = None
     revision: str | None = None
@@ -49,8 +78,10 @@ class BuildOptions:
         for k in self.lookahead_lengths:
             if not 0 <= k <= LARGEST_K:
                 raise UsageError(f"--k {k} is out of range; expected 0 to {LARGEST_K}")
-        if self.precision != FP32:
-            raise UsageError(f"--precision {self.precision!r} is not known; expected {FP32}")
+        if self.prefill_chunk < 1:
+            raise UsageError(
+                f"--prefill-chunk {self.prefill_chunk} is out of range; expected at least 1"
+            )
         if self.threads is not None and self.threads < 1:
             raise UsageError(f"--threads {self.threads} is out of range; expected at least 1")
 

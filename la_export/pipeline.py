@@ -29,10 +29,10 @@ from la_export.checkpoint.facts import (
 )
 from la_export.checkpoint.tokenizer_files import TokenizerFiles, read_tokenizer
 from la_export.graph.check import check_graph_file
-from la_export.graph.export import OPSET_VERSION, optimize_graph, trace_model
+from la_export.graph.export import OPSET_VERSIONS, optimize_graph, trace_model
 from la_export.graph.parity import check_parity
 from la_export.graph.variants import (
-    CPU_GRAPH_FILE,
+    CPU_BACKEND,
     CPU_OMITS,
     check_cpu_variant,
     write_cpu_variant,
@@ -54,7 +54,7 @@ from la_runtime.bundle import (
     seal_bundle,
     write_bundle,
 )
-from la_runtime.contract import Contract
+from la_runtime.contract import Contract, Dtype
 from la_runtime.errors import HostError
 from la_runtime.layout import GroupMask
 
@@ -209,14 +209,14 @@ def _build(options: BuildOptions, clock: _Clock) -> BuildReport:
     with write_bundle(inputs.destination) as work:
         with clock.stage(Stage.WEIGHTS):
             graph_path = write_graph(step_graph, inputs.checkpoint, (work / GRAPH_PATH).parent)
-            variant_path = write_cpu_variant(graph_path)
+            variants = _write_variants(graph_path, contract)
             _write_vectors(work, inputs)
         with clock.stage(Stage.TOKENIZER):
             inputs.tokenizer.write(work)
         with clock.stage(Stage.CHECK):
-            checks = _check(graph_path, variant_path, inputs, options.threads)
+            checks = _check(work, variants, inputs, options.threads)
         with clock.stage(Stage.SEAL):
-            manifest = seal_bundle(work, _make_manifest(options, inputs, checks))
+            manifest = seal_bundle(work, _make_manifest(options, inputs, variants, checks=checks))
     return BuildReport(
         bundle=inputs.destination,
         manifest=manifest,
@@ -247,7 +247,13 @@ def _resolve(options: BuildOptions, progress: Progress) -> _Inputs:
     destination = options.out or _ENGINES / source.name
     check_destination(destination)
     checkpoint = load_checkpoint(source, context=options.context)
-    contract = make_contract(checkpoint, options.k_max)
+    contract = make_contract(
+        checkpoint,
+        options.k_max,
+        dtype=options.precision.dtype,
+        cache_form=options.cache_form,
+        prefill_chunk=options.prefill_chunk,
+    )
     num_parameters = count_parameters(checkpoint)
     _check_free_space(destination, num_parameters)
     tokenizer = read_tokenizer(checkpoint)
@@ -273,51 +279,51 @@ def _write_vectors(work: Path, inputs: _Inputs) -> None:
     )
 
 
+def _write_variants(graph_path: Path, contract: Contract) -> tuple[GraphVariant, ...]:
+    """The graph for ONNX Runtime's CPU provider, in precisions that it computes in."""
+    if contract.compute_dtype is Dtype.BFLOAT16:
+        return ()
+    variant = write_cpu_variant(graph_path)
+    path = PurePosixPath(GRAPH_PATH).with_name(variant.name)
+    return (GraphVariant(path=str(path), backend=CPU_BACKEND, omits=CPU_OMITS),)
+
+
 def _check(
-    graph_path: Path, variant_path: Path, inputs: _Inputs, threads: int | None
+    work: Path, variants: tuple[GraphVariant, ...], inputs: _Inputs, threads: int | None
 ) -> tuple[CheckResult, ...]:
     """The file against the contract first: it is cheap and names its faults best."""
-    contract = check_graph_file(
-        graph_path, inputs.contract, num_norms=count_norms(inputs.checkpoint)
-    )
-    variant = check_cpu_variant(
-        graph_path,
-        variant_path,
-        inputs.contract,
-        context=inputs.checkpoint.context,
-        threads=threads or torch.get_num_threads(),
-    )
-    reference = TorchReference(inputs.checkpoint.load_model())
-    parity = check_parity(
-        graph_path,
-        inputs.contract,
-        reference,
-        context=inputs.checkpoint.context,
-        threads=threads or torch.get_num_threads(),
-    )
-    return (contract, *parity, variant)
+    checkpoint, contract = inputs.checkpoint, inputs.contract
+    graph_path, context = work / GRAPH_PATH, checkpoint.context
+    threads = threads or torch.get_num_threads()
+    checks = [check_graph_file(graph_path, contract, num_norms=count_norms(checkpoint))]
+    for variant in variants:
+        path = work / variant.path
+        checks.append(
+            check_cpu_variant(graph_path, path, contract, context=context, threads=threads)
+        )
+    reference = TorchReference(checkpoint.load_model(), weights=contract.compute_dtype)
+    checks += check_parity(graph_path, contract, reference, context=context, threads=threads)
+    return tuple(checks)
 
 
 def _make_manifest(
-    options: BuildOptions, inputs: _Inputs, checks: tuple[CheckResult, ...]
+    options: BuildOptions,
+    inputs: _Inputs,
+    variants: tuple[GraphVariant, ...],
+    *,
+    checks: tuple[CheckResult, ...],
 ) -> Manifest:
     """Everything but the files, whose digests sealing adds."""
     return Manifest(
         schema_version=SCHEMA_VERSION,
         contract=inputs.contract,
         model=inputs.model_facts,
-        precision=options.precision,
+        precision=options.precision.value,
         lookahead_lengths=options.sorted_lengths,
         graph=GRAPH_PATH,
-        variants=(
-            GraphVariant(
-                path=str(PurePosixPath(GRAPH_PATH).with_name(CPU_GRAPH_FILE)),
-                backend="ort-cpu",
-                omits=CPU_OMITS,
-            ),
-        ),
+        variants=variants,
         lookahead=LookaheadFacts(path=LOOKAHEAD_PATH, origin=UNTUNED, group_mask=GroupMask.STRICT),
-        recipe=_make_recipe(options, inputs.checkpoint),
+        recipe=_make_recipe(options, inputs),
         built_with=_tool_versions(),
         created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
         checks=checks,
@@ -326,15 +332,18 @@ def _make_manifest(
 
 
 def _make_recipe(
-    options: BuildOptions, checkpoint: Checkpoint
+    options: BuildOptions, inputs: _Inputs
 ) -> dict[str, str | int | float | bool | list[int]]:
+    source = inputs.checkpoint.source
     return {
-        "model": checkpoint.source.origin,
-        "revision": checkpoint.source.revision,
+        "model": source.origin,
+        "revision": source.revision,
         "lookahead_lengths": list(options.sorted_lengths),
-        "precision": options.precision,
-        "context": checkpoint.context,
-        "opset": OPSET_VERSION,
+        "precision": options.precision.value,
+        "cache_form": options.cache_form.value,
+        "prefill_chunk": options.prefill_chunk,
+        "context": inputs.checkpoint.context,
+        "opset": OPSET_VERSIONS[inputs.contract.cache_form],
         "allow_bin": options.allow_bin,
     }
 

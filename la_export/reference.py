@@ -16,6 +16,8 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from la_export.checkpoint import find_model, load_checkpoint
+from la_export.checkpoint.tensors import TORCH_DTYPES
+from la_runtime.contract import Dtype
 
 __all__ = ["ReferencePass", "TorchReference"]
 
@@ -42,23 +44,29 @@ class TorchReference:
 
     Args:
         model: a causal language model with transformers' own attention, in eval mode.
+        weights: what the graph stores weights in. The model's own are rounded to it in place;
+            everything is still computed in float32.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, weights: Dtype = Dtype.FLOAT32) -> None:
         self._model = model
+        if weights is not Dtype.FLOAT32:
+            _round_parameters(model, weights)
         self.vocab_size = int(model.config.vocab_size)
         self.num_layers = int(model.config.num_hidden_layers)
         self.hidden_size = int(model.config.hidden_size)
 
     @classmethod
-    def load(cls, model: str, *, allow_bin: bool = False) -> TorchReference:
-        """Load what `la-export build --model` would load.
+    def load(
+        cls, model: str, *, allow_bin: bool = False, weights: Dtype = Dtype.FLOAT32
+    ) -> TorchReference:
+        """Load what `la-export build --model` would load, rounded to `weights`.
 
         Raises:
             LookaheadError: the model cannot be found or is not supported.
         """
         source = find_model(model, revision=None, allow_bin=allow_bin)
-        return cls(load_checkpoint(source, context=None).load_model())
+        return cls(load_checkpoint(source, context=None).load_model(), weights=weights)
 
     def scores(
         self,
@@ -212,6 +220,12 @@ class TorchReference:
     ) -> torch.Tensor:
         assert lookahead_embeddings is not None, f"id {token_id} needs lookahead embeddings"
         return torch.from_numpy(lookahead_embeddings[token_id - self.vocab_size])
+
+
+@torch.no_grad()
+def _round_parameters(model: PreTrainedModel, dtype: Dtype) -> None:
+    for parameter in model.parameters():
+        parameter.copy_(parameter.to(TORCH_DTYPES[dtype]))
 
 
 def _stack_key_values(cache: DynamicCache) -> NDArray[np.float32]:

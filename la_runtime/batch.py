@@ -16,7 +16,14 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from la_runtime.backends.base import Backend, CacheSizing, CacheState, Outputs, Scores
+from la_runtime.backends.base import (
+    Backend,
+    CacheSizing,
+    CacheState,
+    Outputs,
+    PassLimits,
+    Scores,
+)
 from la_runtime.block import Part, make_step_inputs
 from la_runtime.errors import UsageError
 from la_runtime.layout import NO_DRAFTS, GroupMask, Layout
@@ -58,6 +65,7 @@ class BlockPolicy:
             head, over the whole batch). Chunks shrink as the cache grows, to no less than 16
             tokens, so that reading a long prompt takes no more memory than a short one.
         cache_sizing: see `CacheSizing`.
+        most_rows: widest block that the backend can run; None if any will do.
 
     Raises:
         UsageError: a value is out of range.
@@ -67,12 +75,34 @@ class BlockPolicy:
     prefill_chunk: int = DEFAULT_PREFILL_CHUNK
     prefill_scores: int = DEFAULT_PREFILL_SCORES
     cache_sizing: CacheSizing = CacheSizing.STEPPED
+    most_rows: int | None = None
 
     def __post_init__(self) -> None:
         if self.prefill_chunk < 1:
             raise UsageError(f"prefill_chunk must be at least 1, got {self.prefill_chunk}")
+        if self.most_rows is not None and max(self.widths, default=1) > self.most_rows:
+            raise UsageError(
+                f"block width {max(self.widths)} is more than the {self.most_rows} rows that a "
+                "pass of this bundle can have; choose a smaller one"
+            )
         if self.cache_sizing is CacheSizing.EXACT and not self.widths:
             raise UsageError("exact cache sizing needs a block width; use BlockPolicy.fixed_width")
+
+    @classmethod
+    def within(
+        cls, limits: PassLimits, *, k_max: int, widths: tuple[int, ...] = ()
+    ) -> BlockPolicy:
+        """The default policy where no pass is larger than the backend can run.
+
+        Args:
+            limits: of the backend.
+            k_max: lookaheads that may follow the last chunk of a prompt.
+            widths: see `BlockPolicy`.
+        """
+        if limits.block is None:
+            return cls(widths=widths)
+        chunk = min(DEFAULT_PREFILL_CHUNK, limits.block - k_max)
+        return cls(widths=widths, prefill_chunk=chunk, most_rows=limits.block)
 
     @classmethod
     def fixed_width(cls, width: int, *, k_max: int) -> BlockPolicy:
@@ -101,12 +131,13 @@ class BlockPolicy:
         return chunk
 
     def check(self, sequence: TokenSequence) -> None:
-        """Refuse a sequence whose steps can be wider than the fixed width.
+        """Refuse a sequence whose steps can be wider than the fixed width, or than any pass.
 
         Raises:
             UsageError: they can.
         """
-        if self.cache_sizing is not CacheSizing.EXACT:
+        is_fixed = self.cache_sizing is CacheSizing.EXACT
+        if not is_fixed and self.most_rows is None:
             return
         params, k = sequence.params, sequence.k
         most_rows = (
@@ -114,7 +145,12 @@ class BlockPolicy:
             if params.select is Select.THRESHOLD
             else (params.layout or Layout.ROOT_ONLY).max_rows(k)
         )
-        if most_rows > max(self.widths):
+        if self.most_rows is not None and most_rows > self.most_rows:
+            raise UsageError(
+                f"a step with k = {k} and this layout has up to {most_rows} rows, and a pass of "
+                f"this bundle at most {self.most_rows}; choose a smaller k or another layout"
+            )
+        if is_fixed and most_rows > max(self.widths):
             raise UsageError(
                 f"fixed width {max(self.widths)} is too narrow: a step with k = {k} has up to "
                 f"{most_rows} rows"

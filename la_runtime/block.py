@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from la_runtime.backends.base import CacheState, Outputs, StepInputs
-from la_runtime.contract import Contract, masked_value
+from la_runtime.contract import CacheForm, Contract
 from la_runtime.layout import StepRows
 from la_runtime.masks import make_attention_mask
+from la_runtime.storage import stored_masked_value
 
 __all__ = ["Part", "block_width", "make_step_inputs"]
 
@@ -87,16 +88,17 @@ def make_step_inputs(
         )
         if outputs:
             logits_rows[sequence, : part.num_scored] = np.arange(part.scored_from, num_rows)
+    is_scatter = contract.cache_form is CacheForm.SCATTER
     return StepInputs(
         input_ids=input_ids,
         position_ids=position_ids,
         attention_mask=make_attention_mask(
             [None if part is None else part.rows for part in parts],
             state.lengths,
-            past_len=state.past_len,
+            block_columns=state.lengths if is_scatter else np.full(batch, state.past_len),
+            num_keys=state.past_len + (0 if is_scatter else block_len),
             block_len=block_len,
-            masked=masked_value(contract.compute_dtype),
-            dtype=np.dtype(contract.compute_dtype),
+            masked=stored_masked_value(contract.compute_dtype),
         ),
         logits_rows=logits_rows,
         outputs=outputs,

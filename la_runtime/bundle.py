@@ -17,13 +17,10 @@ import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Final
+from pathlib import Path
+from typing import Any, Final
 
 from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     ValidationError,
     ValidationInfo,
@@ -41,6 +38,8 @@ from la_runtime.errors import (
     UsageError,
 )
 from la_runtime.layout import GroupMask
+from la_runtime.plans import PLANS_FOLDER, PlanFacts
+from la_runtime.records import Record, RelativePath
 
 __all__ = [
     "GRAPH_PATH",
@@ -72,7 +71,7 @@ GRAPH_PATH: Final = "onnx/model.onnx"
 LOOKAHEAD_PATH: Final = "lookahead.safetensors"
 REPORTS_FOLDER: Final = "reports"
 _REPORTS: Final = f"{REPORTS_FOLDER}/"
-_PLANS: Final = "trt/"
+_PLANS: Final = f"{PLANS_FOLDER}/"
 _WORK_SUFFIX: Final = ".partial"
 _MOST_VERSION_DIGITS: Final = 9
 _AT_FDCWD: Final = -100
@@ -80,31 +79,15 @@ _RENAME_EXCHANGE: Final = 2
 _DISK_ERRORS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO})
 
 
-def _check_relative(path: str) -> str:
-    """Refuse a path that could leave the bundle."""
-    parts = PurePosixPath(path).parts
-    is_odd = "\\" in path or "\0" in path
-    if not parts or path.startswith("/") or ".." in parts or is_odd or ":" in parts[0]:
-        raise ValueError(f"path {path!r} must be relative and stay inside the bundle")
-    return path
-
-
-RelativePath = Annotated[str, AfterValidator(_check_relative)]
-
-
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class RopeFacts(_Record):
+class RopeFacts(Record):
     """Rotary embedding as exported: the variant, its base, and the position it is fixed for."""
 
     kind: str
     theta: float
-    parameters: dict[str, float | int | str | bool | list[float]] = {}
+    parameters: dict[str, float | int | str | bool | list[float]] = Field(default_factory=dict)
 
 
-class ModelFacts(_Record):
+class ModelFacts(Record):
     """What the source model is.
 
     `source_quantization` names the format the weights were stored in when that format has lost
@@ -127,7 +110,7 @@ class ModelFacts(_Record):
     eos_token_ids: tuple[int, ...]
 
 
-class GraphVariant(_Record):
+class GraphVariant(Record):
     """A graph with the same weights that serves one backend better than the portable one.
 
     `omits` names outputs of the contract that it does not have; the backend makes up for them.
@@ -138,7 +121,7 @@ class GraphVariant(_Record):
     omits: tuple[str, ...]
 
 
-class LookaheadFacts(_Record):
+class LookaheadFacts(Record):
     """Where the lookahead vectors are and how they were made."""
 
     path: RelativePath
@@ -146,7 +129,7 @@ class LookaheadFacts(_Record):
     group_mask: GroupMask
 
 
-class CheckResult(_Record):
+class CheckResult(Record):
     """One check made before the bundle was written: measured value against its bound."""
 
     name: str
@@ -155,7 +138,7 @@ class CheckResult(_Record):
     detail: str = ""
 
 
-class Certificate(_Record):
+class Certificate(Record):
     """What a full verification of this bundle found: nothing that failed.
 
     `certificate` writes it and compares it with a machine.
@@ -195,7 +178,7 @@ class Certificate(_Record):
     report: RelativePath
 
 
-class Manifest(_Record):
+class Manifest(Record):
     """The bundle's manifest; unknown keys are refused."""
 
     schema_version: str
@@ -205,6 +188,7 @@ class Manifest(_Record):
     lookahead_lengths: tuple[int, ...]
     graph: RelativePath
     variants: tuple[GraphVariant, ...] = ()
+    plans: tuple[PlanFacts, ...] = ()
     lookahead: LookaheadFacts
     recipe: dict[str, str | int | float | bool | list[int]]
     built_with: dict[str, str]
@@ -222,6 +206,17 @@ class Manifest(_Record):
             if not 0 <= token_id < vocab_size:
                 raise ValueError(f"expected end tokens below {vocab_size}, got {token_id}")
         return model
+
+    @field_validator("plans")
+    @classmethod
+    def _check_plans(
+        cls, plans: tuple[PlanFacts, ...], info: ValidationInfo
+    ) -> tuple[PlanFacts, ...]:
+        contract = info.data.get("contract")
+        if isinstance(contract, Contract):
+            for plan in plans:
+                plan.check(contract)
+        return plans
 
     @field_validator("lookahead_lengths")
     @classmethod
@@ -329,7 +324,8 @@ def read_manifest(root: Path) -> Manifest:
     except (ValidationError, LookaheadError) as error:
         raise BundleError(f"{manifest_path} is malformed: {_first_problem(error)}") from error
     variants = [variant.path for variant in manifest.variants]
-    for relative in (manifest.graph, *variants, manifest.lookahead.path):
+    plans = [plan.path for plan in manifest.plans]
+    for relative in (manifest.graph, *variants, *plans, manifest.lookahead.path):
         if relative not in manifest.files:
             raise BundleError(
                 f"{manifest_path} is malformed: {relative} is not among the listed files"

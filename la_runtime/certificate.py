@@ -24,6 +24,7 @@ from la_runtime.bundle import (
     replace_manifest,
 )
 from la_runtime.errors import BundleError, CertificateError, HostError
+from la_runtime.plans import PLANS_FOLDER
 
 __all__ = [
     "SELF_REFERENCE",
@@ -43,29 +44,45 @@ TORCH_REFERENCE: Final = "torch"
 SELF_REFERENCE: Final = "self"
 
 _CPU_FACTS: Final = Path("/proc/cpuinfo")
-_PLANS: Final = "trt/"
+_PLANS: Final = f"{PLANS_FOLDER}/"
 _GOOD_STATUSES: Final = frozenset({"passed", "skipped"})
-_CPU_DISTRIBUTIONS: Final = ("onnxruntime", "onnxruntime-gpu")
-_FREE_FIELDS: Final = frozenset({"files", "certificates", "built_with", "created_utc", "checks"})
+# What may have brought a backend's library, the likeliest first.
+_DISTRIBUTIONS: Final = {
+    "ort-cpu": ("onnxruntime", "onnxruntime-gpu"),
+    "ort-cuda": ("onnxruntime-gpu",),
+    "trt": (
+        "tensorrt",
+        "tensorrt-cu13",
+        "tensorrt-cu12",
+        "tensorrt-lean",
+        "tensorrt-lean-cu13",
+        "tensorrt-lean-cu12",
+    ),
+    "trt-rtx": ("tensorrt-rtx", "tensorrt-rtx-cu13", "tensorrt-rtx-cu12"),
+}
+_FREE_FIELDS: Final = frozenset(
+    {"files", "certificates", "built_with", "created_utc", "checks", "plans"}
+)
 
 
-def certified_digests(manifest: Manifest) -> dict[str, str]:
-    """SHA-256 by path of everything that decides what the bundle says.
+def certified_digests(manifest: Manifest, backend: str) -> dict[str, str]:
+    """SHA-256 by path of everything that decides what the bundle says on a backend.
 
-    Those are the graphs and their weights, the lookahead vectors and the tokenizer's files; plans
-    for other backends may come and go.
+    Those are the graphs and their weights, the lookahead vectors, the tokenizer's files, and the
+    plans of this backend; other plans may come and go.
     """
+    plans = {plan.path for plan in manifest.plans if plan.target == backend}
     return {
         path: entry.sha256
         for path, entry in sorted(manifest.files.items())
-        if not path.startswith(_PLANS)
+        if path in plans or not path.startswith(_PLANS)
     }
 
 
 def hash_facts(manifest: Manifest) -> str:
     """SHA-256 of the manifest's facts: contract, model, end tokens, lengths, graph variants.
 
-    Files, checks and certificates are no part of it.
+    Files, plans, checks and certificates are no part of it.
     """
     facts = manifest.model_dump(mode="json", exclude=set(_FREE_FIELDS))
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
@@ -85,10 +102,9 @@ def read_backend_version(backend: str) -> str:
     """Version of the library behind a backend, ``not installed`` if there is none.
 
     Args:
-        backend: one of `backends.BACKENDS`; all of them are ONNX Runtime's.
+        backend: one of `backends.BACKENDS`.
     """
-    del backend
-    for distribution in _CPU_DISTRIBUTIONS:
+    for distribution in _DISTRIBUTIONS[backend]:
         try:
             return importlib.metadata.version(distribution)
         except importlib.metadata.PackageNotFoundError:
@@ -112,7 +128,7 @@ def check_certificate(
         bundle: opened, so that its files are those its manifest lists.
         backend: what will run the graph.
         backend_version: of its library.
-        processor: what it will run on, see `processor_name`.
+        processor: what it will run on, see `backends.read_processor`.
         threads: of one pass; 0 if the library chooses.
 
     Returns:
@@ -146,7 +162,7 @@ def describe_voidness(manifest: Manifest, certificate: Certificate) -> str:
     bad = sorted({*certificate.rungs.values()} - _GOOD_STATUSES)
     if bad or not certificate.rungs:
         return f"its certificate has rungs that say {bad[0]!r}" if bad else "nothing was checked"
-    current = certified_digests(manifest)
+    current = certified_digests(manifest, certificate.backend)
     changed = sorted(
         path
         for path in {*current, *certificate.digests}

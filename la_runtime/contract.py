@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 CONTRACT_MAJOR: Final = 1
-CONTRACT_VERSION: Final = "1.0"
+CONTRACT_VERSION: Final = "1.1"
 
 
 class Axis(StrEnum):
@@ -40,7 +40,8 @@ class Axis(StrEnum):
     ``batch``: sequences that share the pass.
     ``block``: rows of the pass, those that pad shorter sequences included.
     ``past``: cache places; any length, those a sequence does not use are masked and zero.
-    ``keys``: what a row may attend to: the past, then the block.
+    ``keys``: what a row may attend to: the past, then the block. Cache form `concat` only;
+    in `scatter` it is the capacity, a fixed size.
     ``rows``: rows of the block whose scores are wanted.
     """
 
@@ -52,19 +53,25 @@ class Axis(StrEnum):
 
 
 class Dtype(StrEnum):
-    """Element types, named as NumPy names them."""
+    """Element types, named as NumPy names them; it has no ``bfloat16``, see `storage`."""
 
     INT64 = "int64"
     FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
 
 
 class CacheForm(StrEnum):
     """How K/V of a block reach the cache.
 
     ``concat``: the graph returns the block's K/V and the runtime commits the accepted rows.
+    ``scatter``: the cache has a fixed capacity, and the graph writes the block's K/V into it from
+    `write_index` on. What is not to stay is overwritten by the next pass, because `write_index`
+    does not advance over it. The mask hides every place that holds nothing.
     """
 
     CONCAT = "concat"
+    SCATTER = "scatter"
 
 
 class KvOrder(StrEnum):
@@ -84,6 +91,7 @@ class Name(StrEnum):
     ATTENTION_MASK = "attention_mask"
     LOOKAHEAD_EMBEDDINGS = "lookahead_embeddings"
     LOGITS_ROWS = "logits_rows"
+    WRITE_INDEX = "write_index"
     LOGITS = "logits"
     TOP_IDS = "top_ids"
     TOP_LOGITS = "top_logits"
@@ -92,7 +100,7 @@ class Name(StrEnum):
 
 def masked_value(dtype: Dtype) -> float:
     """Additive mask value for "must not be seen": finite, and exp() of it is exactly zero."""
-    return {Dtype.FLOAT32: -1e9}[dtype]
+    return {Dtype.FLOAT32: -1e9, Dtype.BFLOAT16: -1e9, Dtype.FLOAT16: -1e4}[dtype]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,9 +137,12 @@ class Contract:
         top_c: how many best tokens `top_ids` / `top_logits` list per row.
         compute_dtype: dtype of the mask and the lookahead vectors.
         kv_dtype: dtype of the cache.
+        capacity: cache places per sequence, those for the rows of a pass included; cache form
+            `scatter` only.
 
     Raises:
-        UsageError: a size is not positive, or `top_c` exceeds the vocabulary.
+        UsageError: a size is not positive, `top_c` exceeds the vocabulary, or `capacity` does not
+            go with the cache form.
     """
 
     version: str = CONTRACT_VERSION
@@ -146,6 +157,7 @@ class Contract:
     top_c: int
     compute_dtype: Dtype = Dtype.FLOAT32
     kv_dtype: Dtype = Dtype.FLOAT32
+    capacity: int | None = None
 
     def __post_init__(self) -> None:
         for field in (
@@ -164,28 +176,47 @@ class Contract:
             raise UsageError(
                 f"contract: top_c {self.top_c} exceeds the vocabulary of {self.vocab_size}"
             )
+        if (self.capacity is None) != (self.cache_form is CacheForm.CONCAT):
+            raise UsageError(
+                f"contract: capacity is {self.capacity} in cache form {self.cache_form}; "
+                f"{CacheForm.SCATTER} needs one, and {CacheForm.CONCAT} has none"
+            )
+        if self.capacity is not None and self.capacity < 1:
+            raise UsageError(f"contract: capacity must be at least 1, got {self.capacity}")
 
     @property
     def past_names(self) -> tuple[str, ...]:
         """Cache inputs in the order key 0, value 0, key 1, value 1, ..."""
+        return self._per_layer("past_key_values")
+
+    @property
+    def block_names(self) -> tuple[str, ...]:
+        """Outputs with this block's K/V (`concat`), in the order of `past_names`."""
+        return self._per_layer("block")
+
+    @property
+    def present_names(self) -> tuple[str, ...]:
+        """Outputs with the cache after this block (`scatter`), in the order of `past_names`."""
+        return self._per_layer("present")
+
+    def _per_layer(self, prefix: str) -> tuple[str, ...]:
         return tuple(
-            f"past_key_values.{layer}.{part}"
+            f"{prefix}.{layer}.{part}"
             for layer in range(self.num_layers)
             for part in ("key", "value")
         )
 
     @property
-    def block_names(self) -> tuple[str, ...]:
-        """Outputs with this block's K/V, in the order of `past_names`."""
-        return tuple(
-            f"block.{layer}.{part}" for layer in range(self.num_layers) for part in ("key", "value")
-        )
+    def cache_axes(self) -> tuple[Axis | int, ...]:
+        """Axes of one layer's keys or values in the cache."""
+        places = Axis.PAST if self.capacity is None else self.capacity
+        return (Axis.BATCH, self.num_kv_heads, places, self.head_dim)
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """Every graph input, in graph order."""
         row = (Axis.BATCH, Axis.BLOCK)
-        cache = (Axis.BATCH, self.num_kv_heads, Axis.PAST, self.head_dim)
+        keys = Axis.KEYS if self.capacity is None else self.capacity
         return (
             TensorSpec(
                 name=Name.INPUT_IDS,
@@ -201,7 +232,7 @@ class Contract:
             ),
             TensorSpec(
                 name=Name.ATTENTION_MASK,
-                axes=(Axis.BATCH, 1, Axis.BLOCK, Axis.KEYS),
+                axes=(Axis.BATCH, 1, Axis.BLOCK, keys),
                 dtype=self.compute_dtype,
                 meaning="added to the scores: 0 where a row sees a key, the masked value elsewhere",
             ),
@@ -217,10 +248,11 @@ class Contract:
                 dtype=Dtype.INT64,
                 meaning="indices of the block's rows whose scores are wanted",
             ),
+            *self._write_index,
             *(
                 TensorSpec(
                     name=name,
-                    axes=cache,
+                    axes=self.cache_axes,
                     dtype=self.kv_dtype,
                     meaning="the layer's cache; unused places are zero and masked",
                 )
@@ -232,7 +264,6 @@ class Contract:
     def outputs(self) -> tuple[TensorSpec, ...]:
         """Every graph output, in graph order."""
         rows = (Axis.BATCH, Axis.ROWS)
-        block = (Axis.BATCH, self.num_kv_heads, Axis.BLOCK, self.head_dim)
         return (
             TensorSpec(
                 name=Name.LOGITS,
@@ -259,13 +290,33 @@ class Contract:
                 meaning="log of the sum of exp(logits): a token's log-probability is its logit "
                 "minus this",
             ),
-            *(
-                TensorSpec(
-                    name=name,
-                    axes=block,
-                    dtype=self.kv_dtype,
-                    meaning="the block's own K/V; what is not copied into the cache is discarded",
-                )
-                for name in self.block_names
+            *self._written,
+        )
+
+    @property
+    def _write_index(self) -> tuple[TensorSpec, ...]:
+        if self.cache_form is CacheForm.CONCAT:
+            return ()
+        return (
+            TensorSpec(
+                name=Name.WRITE_INDEX,
+                axes=(Axis.BATCH,),
+                dtype=Dtype.INT64,
+                meaning="the cache place of the block's first row; to discard rows, do not advance "
+                "it over them",
             ),
+        )
+
+    @property
+    def _written(self) -> tuple[TensorSpec, ...]:
+        """The outputs through which a block's K/V leave the graph."""
+        if self.cache_form is CacheForm.SCATTER:
+            names, axes = self.present_names, self.cache_axes
+            meaning = "the cache with the block's K/V in it; may share the past's memory"
+        else:
+            names = self.block_names
+            axes = (Axis.BATCH, self.num_kv_heads, Axis.BLOCK, self.head_dim)
+            meaning = "the block's own K/V; what is not copied into the cache is discarded"
+        return tuple(
+            TensorSpec(name=name, axes=axes, dtype=self.kv_dtype, meaning=meaning) for name in names
         )

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from la_runtime.backends.base import Backend, CacheState
 from la_runtime.batch import Batch, BlockPolicy, PassReport
 from la_runtime.choosing import Choice, Chooser
+from la_runtime.contract import Dtype
 from la_runtime.errors import UsageError
 from la_runtime.layout import GroupMask
 from la_runtime.sampling import SamplingParams
@@ -19,11 +20,22 @@ from la_runtime.sequence import StepResult, TokenSequence
 from la_runtime.stats import GenerationStats
 from la_runtime.stopping import TokenListener
 
-__all__ = ["DEFAULT_EPSILON", "BlockPolicy", "Decoder", "Decoding", "StepResult", "TokenListener"]
+__all__ = [
+    "DEFAULT_EPSILON",
+    "LARGEST_EPSILON",
+    "BlockPolicy",
+    "Decoder",
+    "Decoding",
+    "StepResult",
+    "TokenListener",
+]
 
 # Margin below which two tokens may change places between a narrow and a wide fp32 pass; the most
 # that a measured one may be.
-DEFAULT_EPSILON: Final = 1e-3
+# Most that the margin of a near-tie can be, by the dtype a graph computes in: what counts where
+# no verification has measured it. A float16 logit near 32 is a multiple of 1/32.
+LARGEST_EPSILON: Final = {Dtype.FLOAT32: 1e-3, Dtype.FLOAT16: 0.5, Dtype.BFLOAT16: 2.0}
+DEFAULT_EPSILON: Final = LARGEST_EPSILON[Dtype.FLOAT32]
 
 
 class Decoder:
@@ -84,8 +96,10 @@ class Decoder:
 
     @property
     def default_policy(self) -> BlockPolicy:
-        """Blocks as wide as the backend likes them."""
-        return BlockPolicy(widths=self.backend.widths)
+        """Blocks as wide as the backend likes them, and no wider than it can run."""
+        return BlockPolicy.within(
+            self.backend.limits, k_max=self.backend.contract.k_max, widths=self.backend.widths
+        )
 
     def make_batch(
         self,

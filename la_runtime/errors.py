@@ -10,6 +10,7 @@
     ├── CheckpointError            1  the source model cannot be used
     │   └── UnsupportedModelError     it has a feature that is not exported yet
     ├── CheckError                 1  a built artefact failed its own check
+    ├── PlanError                  1  TensorRT cannot build a plan of the graph
     ├── NotRunError                3  a verification could not be carried out
     ├── NonFiniteScoreError        1  the model produced NaN or infinity
     ├── QueueFullError             3  too many requests are waiting
@@ -34,6 +35,7 @@ __all__ = [
     "LookaheadError",
     "NonFiniteScoreError",
     "NotRunError",
+    "PlanError",
     "QueueFullError",
     "UnknownModelError",
     "UnsupportedModelError",
@@ -102,6 +104,10 @@ class UnsupportedModelError(CheckpointError):
 
 class CheckError(LookaheadError):
     """A freshly built artefact that failed a check; no bundle was written."""
+
+
+class PlanError(LookaheadError):
+    """A graph of which TensorRT cannot build a plan; no plan was written."""
 
 
 class NotRunError(LookaheadError):

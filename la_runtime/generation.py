@@ -18,14 +18,14 @@ from typing import Any, Final, Unpack, cast, overload
 
 import numpy as np
 
-from la_runtime.backends import check_backend, open_backend
+from la_runtime.backends import check_backend, open_backend, read_processor
 from la_runtime.backends.base import Backend
 from la_runtime.batch import BlockPolicy
 from la_runtime.bundle import Bundle, open_bundle
-from la_runtime.certificate import check_certificate, processor_name, read_backend_version
+from la_runtime.certificate import check_certificate, read_backend_version
 from la_runtime.chat import ChatTemplate
 from la_runtime.conversation import Conversation, KeptCache
-from la_runtime.decoder import DEFAULT_EPSILON, Decoder, Decoding
+from la_runtime.decoder import DEFAULT_EPSILON, LARGEST_EPSILON, Decoder, Decoding
 from la_runtime.digests import DigestCheck
 from la_runtime.errors import UsageError
 from la_runtime.prompts import Message, Prompt, as_lists, is_messages, is_single
@@ -167,9 +167,11 @@ class Engine:
         Args:
             path: the bundle's folder.
             backend: what runs the graph.
-            k: lookahead length of requests that name none; None takes the largest built.
+            k: lookahead length of requests that name none; None takes the largest built. A
+                backend that runs plans opens the one for this k, and requests may ask for no more.
             threads: threads for one pass; 0 lets the backend choose.
-            max_batch: most sequences decoded together, 8 by default; further prompts wait.
+            max_batch: most sequences decoded together, 8 by default or as many as the backend
+                takes; further prompts wait.
             max_queue: most calls that may wait for their turn.
             fixed_width: pad every pass to this width, see `BlockPolicy.fixed_width`; one sequence
                 is decoded at a time.
@@ -209,11 +211,21 @@ class Engine:
         policy = None if fixed_width is None else BlockPolicy.fixed_width(fixed_width, k_max=k_max)
         if require_certificate:
             _check_certificate(bundle, backend, threads)
+        runner = open_backend(backend, bundle, threads=threads, k=chosen_k)
+        try:
+            if policy is not None:
+                policy = replace(policy, most_rows=runner.limits.block)
+            largest_batch = _find_max_batch(
+                max_batch or (None if fixed_width is None else 1), runner.limits.batch
+            )
+        except BaseException:
+            runner.close()
+            raise
         return cls(
             bundle,
-            open_backend(backend, bundle, threads=threads),
+            runner,
             k=chosen_k,
-            max_batch=max_batch or (DEFAULT_MAX_BATCH if fixed_width is None else 1),
+            max_batch=largest_batch,
             max_queue=max_queue,
             policy=policy,
             observer=observer,
@@ -613,10 +625,27 @@ def _call_into(loop: asyncio.AbstractEventLoop) -> Callable[..., None]:
     return call
 
 
+def _find_max_batch(wanted: int | None, most: int | None) -> int:
+    """Sequences to decode together: as many as wished for, else the default where it fits.
+
+    Args:
+        wanted: by the caller, if any.
+        most: that the backend can run; None for any number.
+    """
+    if most is None:
+        return wanted or DEFAULT_MAX_BATCH
+    if wanted is not None and wanted > most:
+        raise UsageError(
+            f"max_batch {wanted} is more than the {most} sequences that the bundle's plan was "
+            "built for; choose fewer, or build plans with a larger --max-batch"
+        )
+    return wanted or min(DEFAULT_MAX_BATCH, most)
+
+
 def _find_epsilon(bundle: Bundle, backend: str) -> float:
     """Margin of a near-tie: as verified on this backend, else the most it may be."""
     measured = [c.epsilon for c in bundle.manifest.certificates if c.backend == backend]
-    return max(measured, default=DEFAULT_EPSILON)
+    return max(measured, default=LARGEST_EPSILON[bundle.manifest.contract.compute_dtype])
 
 
 def _check_certificate(bundle: Bundle, backend: str, threads: int) -> None:
@@ -624,7 +653,7 @@ def _check_certificate(bundle: Bundle, backend: str, threads: int) -> None:
         bundle,
         backend=backend,
         backend_version=read_backend_version(backend),
-        processor=processor_name(),
+        processor=read_processor(backend),
         threads=threads,
     )
     for line in differences:

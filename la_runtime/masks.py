@@ -16,37 +16,39 @@ def make_attention_mask(
     rows: Sequence[StepRows | None],
     lengths: NDArray[np.int64],
     *,
-    past_len: int,
+    block_columns: NDArray[np.int64],
+    num_keys: int,
     block_len: int,
-    masked: float,
-    dtype: np.dtype[np.floating],
-) -> NDArray[np.floating]:
-    """Mask for cache form `concat`: `past_len` cache columns, then the block's own columns.
+    masked: np.generic,
+) -> NDArray[np.generic]:
+    """The mask of a block whose row i of a sequence is the key in column `block_columns` + i.
 
-    Each row sees its sequence's committed places and the block rows that `StepRows.visible`
-    names. Padding rows, and every row of a sequence without rows, see themselves alone, so that
-    no softmax is empty, and are seen by none.
+    In cache form `concat` the block's columns come behind all cache places, in `scatter` behind
+    those the sequence has committed. Each row sees its sequence's committed places and the block
+    rows that `StepRows.visible` names. Padding rows, and every row of a sequence without rows, see
+    themselves alone, so that no softmax is empty, and are seen by none.
 
     Args:
         rows: per sequence its rows, None for a sequence that rides as padding.
         lengths: [batch] committed cache places per sequence.
-        past_len: cache columns this pass presents, at least max(lengths).
+        block_columns: [batch] column of each sequence's first row, at least `lengths`.
+        num_keys: columns; each sequence's block fits in.
         block_len: rows of the block, at least those of any sequence.
-        masked: the additive value for "not seen".
-        dtype: dtype of the mask.
+        masked: the additive value for "not seen", see `storage.stored_masked_value`.
 
     Returns:
-        [batch, 1, block, past + block] `dtype`: 0 where seen, `masked` elsewhere.
+        [batch, 1, block, keys] in the dtype of `masked`: 0 where seen, `masked` elsewhere.
     """
-    mask = np.full((len(rows), 1, block_len, past_len + block_len), masked, dtype=dtype)
+    mask = np.full((len(rows), 1, block_len, num_keys), masked)
     for sequence, step_rows in enumerate(rows):
-        seen = mask[sequence, 0]  # [block, past + block]
+        seen = mask[sequence, 0]  # [block, keys]
+        first = int(block_columns[sequence])
         num_rows = 0
         if step_rows is not None:
             num_rows = step_rows.num_rows
             seen[:num_rows, : lengths[sequence]] = 0
-            own = seen[:num_rows, past_len : past_len + num_rows]  # [rows, rows]
+            own = seen[:num_rows, first : first + num_rows]  # [rows, rows]
             own[step_rows.visible] = 0
         padding = np.arange(num_rows, block_len)
-        seen[padding, past_len + padding] = 0
+        seen[padding, first + padding] = 0
     return mask

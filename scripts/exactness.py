@@ -31,7 +31,7 @@ from la_export.bench.exactness import (
 from la_export.bench.prompts import load_prompts
 from la_export.bench.results import Cell, Column, write_result
 from la_export.verify.epsilon import measure_epsilon
-from la_export.verify.tokens import EPSILON_LIMIT_FP32, EXCUSED_SHARE_LIMIT_FP32
+from la_export.verify.tolerance import FP32
 from la_runtime.errors import UsageError
 from la_runtime.generation import Engine
 from la_runtime.layout import Layout
@@ -91,7 +91,7 @@ def measure(engine: Engine, prompts: Sequence[EncodedPrompt], ks: Sequence[int])
         context=engine.bundle.manifest.model.context,
     )
     say(f"epsilon {measured:.2e}")
-    return min(measured, EPSILON_LIMIT_FP32)
+    return min(measured, FP32.epsilon)
 
 
 def is_complete(store: Store, task: Task, names: Sequence[str]) -> bool:
@@ -201,7 +201,7 @@ def publish(
             "epsilon": store.epsilon,
             "tokens": tokens,
             "excused": excused,
-            "excused_limit": EXCUSED_SHARE_LIMIT_FP32,
+            "excused_limit": FP32.excused_share,
             "different": different,
             "not_equal": unequal,
         },
@@ -209,7 +209,7 @@ def publish(
     for line in unequal:
         say(line)
     say(f"{tokens} tokens compared, {excused} near-ties, {different} different: {out}")
-    return int(different > 0 or excused > tokens * EXCUSED_SHARE_LIMIT_FP32)
+    return int(different > 0 or excused > tokens * FP32.excused_share)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from la_export.verify.lossless import (
     compare_reference,
     run_plainly,
 )
-from la_export.verify.tokens import EPSILON_LIMIT_FP32, EXCUSED_SHARE_LIMIT_FP32
+from la_export.verify.tolerance import FP32
 from la_runtime.generation import Engine
 from la_runtime.layout import Layout
 
@@ -106,7 +106,7 @@ class Measurement:
             context=self._engine.bundle.manifest.model.context,
         )
         say(f"epsilon {measured:.2e}")
-        return min(measured, EPSILON_LIMIT_FP32)
+        return min(measured, FP32.epsilon)
 
     def against_transformers(self, model: str) -> Tally:
         """Plain decoding against transformers' greedy generation."""
@@ -256,7 +256,7 @@ class Table:
                 "bundle": self._bundle,
                 "tokens": self._total("tokens"),
                 "excused": self._total("excused"),
-                "excused_limit": EXCUSED_SHARE_LIMIT_FP32,
+                "excused_limit": FP32.excused_share,
                 "different": self._total("different"),
                 "excuses": self._excuses,
             },
@@ -269,7 +269,7 @@ class Table:
         """Say the totals; 0 when every difference is excused and excuses are rare enough."""
         tokens, excused, different = map(self._total, ("tokens", "excused", "different"))
         say(f"{tokens} tokens compared, {excused} near-ties, {different} different: {self._path}")
-        return int(different > 0 or excused > tokens * EXCUSED_SHARE_LIMIT_FP32)
+        return int(different > 0 or excused > tokens * FP32.excused_share)
 
 
 def bundle_facts(engine: Engine) -> dict[str, Any]:

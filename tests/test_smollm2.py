@@ -17,7 +17,7 @@ from la_export.verify.lossless import (
     compare_reference,
     run_plainly,
 )
-from la_export.verify.tokens import EPSILON_LIMIT_FP32
+from la_export.verify.tolerance import FP32
 from la_runtime.backends.base import CacheSizing
 from la_runtime.decoder import Decoder
 from la_runtime.generation import Engine
@@ -65,7 +65,7 @@ def test_plain_decoding_equals_transformers(engine, reference, runs):
     tally = compare_reference(
         runs,
         lambda ids: reference.generate_greedy(ids, NUM_TOKENS, eos),
-        epsilon=EPSILON_LIMIT_FP32,
+        epsilon=FP32.epsilon,
         report=print,
     )
 
@@ -83,7 +83,7 @@ def test_lookahead_decoding_equals_plain_decoding(engine, runs, k, layout, batch
         k=k,
         layout=layout,
         num_tokens=NUM_TOKENS,
-        epsilon=EPSILON_LIMIT_FP32,
+        epsilon=FP32.epsilon,
         report=print,
     )
 

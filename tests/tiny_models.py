@@ -21,6 +21,9 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
+from la_export.options import DEFAULT_PREFILL_CHUNK, Precision
+from la_runtime.contract import CacheForm
+
 __all__ = [
     "CHAT_TEMPLATE",
     "END_TOKEN",
@@ -144,6 +147,9 @@ def build_tiny_bundle(
     family: str = "llama",
     *,
     lookahead_lengths: tuple[int, ...] = (2, 4),
+    precision: Precision | str = Precision.FP32,
+    cache_form: CacheForm = CacheForm.CONCAT,
+    prefill_chunk: int = DEFAULT_PREFILL_CHUNK,
     seed: int = 0,
     **overrides: Any,
 ) -> Path:
@@ -156,6 +162,11 @@ def build_tiny_bundle(
 
     checkpoint = make_tiny_checkpoint(folder / "checkpoint", family, seed, **overrides)
     options = BuildOptions(
-        model=str(checkpoint), lookahead_lengths=lookahead_lengths, out=folder / "bundle"
+        model=str(checkpoint),
+        lookahead_lengths=lookahead_lengths,
+        precision=Precision(precision),
+        cache_form=cache_form,
+        prefill_chunk=prefill_chunk,
+        out=folder / "bundle",
     )
     return build(options).bundle

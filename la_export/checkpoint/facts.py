@@ -2,33 +2,68 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from pydantic import ValidationError
 
 from la_export.checkpoint.checkpoint import Checkpoint
 from la_export.checkpoint.configuration import make_skeleton
 from la_runtime.bundle import ModelFacts, RopeFacts
-from la_runtime.contract import Contract
+from la_runtime.contract import CacheForm, Contract, Dtype
 from la_runtime.errors import CheckpointError
 
-__all__ = ["TOP_C", "count_norms", "count_parameters", "make_contract", "make_model_facts"]
+__all__ = [
+    "TOP_C",
+    "count_norms",
+    "count_parameters",
+    "make_contract",
+    "make_model_facts",
+    "scatter_capacity",
+]
 
-TOP_C = 8
+TOP_C: Final = 8
 
 
-def make_contract(checkpoint: Checkpoint, k_max: int) -> Contract:
+def scatter_capacity(context: int, *, prefill_chunk: int, k_max: int) -> int:
+    """Cache places per sequence in cache form `scatter`.
+
+    Behind the context lies room for the widest pass, all of whose rows are written: a chunk of a
+    prompt with the first group behind it, or a step of the full layout.
+
+    Args:
+        context: positions to serve.
+        prefill_chunk: most prompt tokens of a pass.
+        k_max: largest lookahead length.
+    """
+    return context + max(min(prefill_chunk, context) + k_max, (k_max + 1) ** 2)
+
+
+def make_contract(
+    checkpoint: Checkpoint,
+    k_max: int,
+    *,
+    dtype: Dtype = Dtype.FLOAT32,
+    cache_form: CacheForm = CacheForm.CONCAT,
+    prefill_chunk: int,
+) -> Contract:
     """The contract of a graph for this model.
 
     Args:
         checkpoint: the model.
         k_max: number of lookahead vectors.
+        dtype: of weights, activations and cache.
+        cache_form: how K/V reach the cache.
+        prefill_chunk: see `scatter_capacity`.
 
     Raises:
         CheckpointError: the configuration's sizes make no model.
     """
     config = checkpoint.config
     heads = config.num_attention_heads
+    capacity = scatter_capacity(checkpoint.context, prefill_chunk=prefill_chunk, k_max=k_max)
     try:
         return Contract(
+            cache_form=cache_form,
             num_layers=config.num_hidden_layers,
             num_kv_heads=config.num_key_value_heads or heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
@@ -36,6 +71,9 @@ def make_contract(checkpoint: Checkpoint, k_max: int) -> Contract:
             vocab_size=config.vocab_size,
             k_max=k_max,
             top_c=min(TOP_C, config.vocab_size),
+            compute_dtype=dtype,
+            kv_dtype=dtype,
+            capacity=capacity if cache_form is CacheForm.SCATTER else None,
         )
     except (ValueError, TypeError) as error:
         raise _make_error(checkpoint, error) from error

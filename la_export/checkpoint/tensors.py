@@ -12,10 +12,12 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 
+from la_runtime.contract import Dtype
 from la_runtime.errors import CheckpointError
 
 __all__ = [
     "READABLE_DTYPES",
+    "TORCH_DTYPES",
     "BinTensors",
     "LoadedTensors",
     "SafetensorsTensors",
@@ -31,6 +33,12 @@ _DTYPE_NAMES: Final = {
 }
 # Numbers that are what they say; integers and float8 mean nothing without their scales.
 READABLE_DTYPES: Final = frozenset(_DTYPE_NAMES.values())
+TORCH_DTYPES: Final = {
+    Dtype.INT64: torch.int64,
+    Dtype.FLOAT32: torch.float32,
+    Dtype.FLOAT16: torch.float16,
+    Dtype.BFLOAT16: torch.bfloat16,
+}
 
 
 class StoredTensors(Protocol):

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import click
 
-from la_export.options import BuildOptions
+from la_export.options import DEFAULT_PREFILL_CHUNK, BuildOptions, Precision
+from la_runtime.contract import CacheForm
 
 __all__ = ["build_command"]
 
@@ -33,10 +34,25 @@ __all__ = ["build_command"]
 )
 @click.option(
     "--precision",
-    type=click.Choice(["fp32"]),
-    default="fp32",
+    type=click.Choice([precision.value for precision in Precision]),
+    default=Precision.FP32.value,
     show_default=True,
-    help="Arithmetic of the graph.",
+    help="Numbers that weights, activations and cache are held in.",
+)
+@click.option(
+    "--cache-form",
+    type=click.Choice([form.value for form in CacheForm]),
+    default=CacheForm.CONCAT.value,
+    show_default=True,
+    help="concat: the cache grows. scatter: its capacity is fixed, written in place.",
+)
+@click.option(
+    "--prefill-chunk",
+    type=int,
+    default=DEFAULT_PREFILL_CHUNK,
+    show_default=True,
+    metavar="N",
+    help="Most prompt tokens of a pass; scatter keeps room for them.",
 )
 @click.option(
     "--out",
@@ -60,6 +76,8 @@ def build_command(
     model: str,
     lookahead_lengths: tuple[int, ...],
     precision: str,
+    cache_form: str,
+    prefill_chunk: int,
     out: Path | None,
     context: int | None,
     revision: str | None,
@@ -78,7 +96,9 @@ def build_command(
     options = BuildOptions(
         model=model,
         lookahead_lengths=lookahead_lengths,
-        precision=precision,
+        precision=Precision(precision),
+        cache_form=CacheForm(cache_form),
+        prefill_chunk=prefill_chunk,
         out=out,
         context=context,
         revision=revision,

@@ -8,6 +8,7 @@ from typing import Any, Final
 import click
 
 from la_export.cli.build import build_command
+from la_export.cli.doctor import doctor_command
 from la_export.cli.inspect import inspect_command
 from la_export.cli.verify import verify_command
 from la_runtime.errors import ExitCode, LookaheadError
@@ -68,5 +69,6 @@ def main() -> None:
 
 
 main.add_command(build_command)
+main.add_command(doctor_command)
 main.add_command(inspect_command)
 main.add_command(verify_command)

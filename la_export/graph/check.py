@@ -16,7 +16,7 @@ import onnx_ir as ir
 from la_export.graph.passes.contract_names import IR_DTYPES
 from la_export.graph.weights import WEIGHTS_FILE
 from la_runtime.bundle import CheckResult
-from la_runtime.contract import Contract, TensorSpec
+from la_runtime.contract import CacheForm, Contract, TensorSpec
 from la_runtime.errors import CheckError
 
 __all__ = ["check_graph_file"]
@@ -115,6 +115,7 @@ def _count_problems(graph: ir.Graph, contract: Contract, num_norms: int) -> Iter
         "RMSNormalization": num_norms,
         "Cos": 1,
         "Sin": 1,
+        "TensorScatter": 2 * contract.num_layers * (contract.cache_form is CacheForm.SCATTER),
     }
     for operator, count in expected.items():
         if counts[operator] != count:

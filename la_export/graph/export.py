@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
+from la_export.checkpoint.tensors import TORCH_DTYPES
 from la_export.graph.attention import ATTENTION_NAME, register_attention
 from la_export.graph.passes.constant_reshapes import make_reshapes_constant
 from la_export.graph.passes.contract_names import name_by_contract
@@ -28,12 +29,12 @@ from la_export.graph.passes.tied_head import share_tied_head
 from la_export.graph.passes.weight_transposes import store_weights_transposed
 from la_export.graph.step import DecoderStep
 from la_export.graph.step_graph import StepGraph
-from la_runtime.contract import Axis, Contract, Dtype, TensorSpec
+from la_runtime.contract import Axis, CacheForm, Contract, Name, TensorSpec
 
-__all__ = ["OPSET_VERSION", "optimize_graph", "trace_model"]
+__all__ = ["OPSET_VERSIONS", "optimize_graph", "trace_model"]
 
-OPSET_VERSION: Final = 23
-_TORCH_DTYPES: Final = {Dtype.INT64: torch.int64, Dtype.FLOAT32: torch.float32}
+# The least that has `Attention`, and for `scatter` the least that has `TensorScatter` too.
+OPSET_VERSIONS: Final = {CacheForm.CONCAT: 23, CacheForm.SCATTER: 24}
 # Sizes of the example inputs: all different, so that tracing cannot take two axes for one.
 _EXAMPLE_SIZES: Final = {Axis.BATCH: 2, Axis.BLOCK: 5, Axis.PAST: 7, Axis.KEYS: 12, Axis.ROWS: 3}
 
@@ -51,7 +52,9 @@ def trace_model(config: PreTrainedConfig, contract: Contract) -> StepGraph:
     register_attention()
     with FakeTensorMode(), _quiet_exporter():
         model = AutoModelForCausalLM.from_config(
-            config, dtype=torch.float32, attn_implementation=ATTENTION_NAME
+            config,
+            dtype=TORCH_DTYPES[contract.compute_dtype],
+            attn_implementation=ATTENTION_NAME,
         ).eval()
         step = DecoderStep(model, contract)
         with torch.no_grad():
@@ -64,7 +67,7 @@ def trace_model(config: PreTrainedConfig, contract: Contract) -> StepGraph:
         program = torch.onnx.export(
             exported,
             dynamo=True,
-            opset_version=OPSET_VERSION,
+            opset_version=OPSET_VERSIONS[contract.cache_form],
             optimize=False,
             verbose=False,
             input_names=[str(spec.name) for spec in contract.inputs],
@@ -89,24 +92,18 @@ def optimize_graph(step_graph: StepGraph) -> None:
 
 def _example(spec: TensorSpec) -> torch.Tensor:
     sizes = [axis if isinstance(axis, int) else _EXAMPLE_SIZES[axis] for axis in spec.axes]
-    return torch.zeros(sizes, dtype=_TORCH_DTYPES[spec.dtype])
+    return torch.zeros(sizes, dtype=TORCH_DTYPES[spec.dtype])
 
 
 def _dynamic_shapes(contract: Contract) -> tuple[object, ...]:
-    """One shared symbol per axis; past tensors arrive through the step's ``*past``."""
+    """One shared symbol per axis; the cache's tensors arrive through ``*cache_inputs``."""
     symbols = {axis: torch.export.Dim(axis.value) for axis in Axis}
-
-    def shape_of(spec: TensorSpec) -> dict[int, object]:
-        return {
-            place: symbols[axis]
-            for place, axis in enumerate(spec.axes)
-            if not isinstance(axis, int)
-        }
-
-    past_names = set(contract.past_names)
-    fixed = tuple(shape_of(spec) for spec in contract.inputs if spec.name not in past_names)
-    past = tuple(shape_of(spec) for spec in contract.inputs if spec.name in past_names)
-    return (*fixed, past)
+    shapes = [
+        {place: symbols[axis] for place, axis in enumerate(spec.axes) if not isinstance(axis, int)}
+        for spec in contract.inputs
+    ]
+    num_fixed = 1 + [spec.name for spec in contract.inputs].index(Name.LOGITS_ROWS)
+    return (*shapes[:num_fixed], tuple(shapes[num_fixed:]))
 
 
 def _parameter_names(model: PreTrainedModel) -> frozenset[str]:

@@ -1,69 +1,45 @@
 """Compares what a written graph computes with transformers' own model, on random input.
 
-One ragged batch of two sequences with a past, drafts, lookahead slots, padding and hidden
-cache places; the truth for every row is a plain causal pass over just what that row may see.
+The truth is always float32 over the weights that the graph holds, so that what is measured is
+the graph's arithmetic and not the rounding of its weights.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-import onnxruntime as ort
 from numpy.typing import NDArray
 
-from la_export.reference import ReferencePass, TorchReference
+from la_export.graph.sample import Sample, make_sample
+from la_export.graph.session import GraphSession
+from la_export.graph.twin import float32_twin
+from la_export.reference import TorchReference
 from la_runtime.bundle import CheckResult
-from la_runtime.contract import Contract, Name, masked_value
+from la_runtime.contract import CacheForm, Contract, Dtype, Name
 from la_runtime.errors import CheckError
+from la_runtime.storage import from_stored, to_stored
 
-__all__ = ["LOGITS_BOUND", "check_parity"]
+__all__ = ["PARITY_BOUNDS", "check_parity"]
 
-# Largest difference allowed, as a share of the range of the true values; float32 kernels that
-# sum in another order differ by about 1e-6 of it.
-LOGITS_BOUND: Final = 1e-4
-_SEED: Final = 20231
+# Largest difference allowed, as a share of the range of the true values. Float32 kernels that sum
+# in another order differ by about 1e-6 of it. A float16 is rounded by up to 1/2,048 after every
+# operator; 2e-3 of the range were seen over tiny models and 30 layers alike.
+PARITY_BOUNDS: Final = {Dtype.FLOAT32: 1e-4, Dtype.FLOAT16: 1e-2}
+TWIN_PREFIX: Final = "float32_twin."
+_TWIN_DETAILS: Final = {
+    Dtype.FLOAT16: "its graph and rounded weights computed in float32",
+    Dtype.BFLOAT16: "its graph and rounded weights computed in float32; no CPU kernels compute in "
+    "bfloat16, whose own arithmetic is not tried here",
+}
+# Twice what the cache holds: stale places hold what a model once wrote, and products of much
+# larger numbers would leave the range of float16.
+_STALE_FACTOR: Final = 2.0
+_STALE_SEED: Final = 977
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
-    """One row of the block: what it is and which rows of its block it sees besides itself."""
-
-    token_id: int
-    position: int
-    sees: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Sequence:
-    """One sequence: its past and its rows, from which inputs and truth are both made."""
-
-    past_ids: tuple[int, ...]
-    first_position: int
-    rows: tuple[_Row, ...]
-
-    @property
-    def past_positions(self) -> range:
-        return range(self.first_position, self.first_position + len(self.past_ids))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Truth:
-    """What PyTorch gives for a sequence.
-
-    Args:
-        past_logits: [past, vocab_size].
-        past_key_values: [2 * layers, kv_heads, past, head_dim].
-        logits: [rows, vocab_size].
-        key_values: [rows, 2 * layers, kv_heads, head_dim].
-    """
-
-    past_logits: NDArray[np.float32]
-    past_key_values: NDArray[np.float32]
-    logits: NDArray[np.float32]
-    key_values: NDArray[np.float32]
+Arrays = dict[str, NDArray[np.generic]]
 
 
 def check_parity(
@@ -76,206 +52,93 @@ def check_parity(
 ) -> tuple[CheckResult, ...]:
     """Run the graph on random input and compare every output with PyTorch.
 
+    A half-precision graph is also run as its float32 twin, where faults of structure cannot hide
+    behind rounding; a bfloat16 graph as its twin only.
+
     Args:
         path: the written graph.
         contract: its contract.
-        reference: transformers' own model with the same weights.
+        reference: transformers' own model in float32, with weights as the graph stores them.
         context: positions the bundle serves; the sequences stay within.
         threads: threads for ONNX Runtime.
 
     Raises:
         CheckError: an output differs by more than its bound.
     """
-    rng = np.random.default_rng(_SEED)
-    vectors = _random_vectors(rng, contract, reference)
-    long_past = min(11, max(2, context // 3))
-    sequences = (
-        _make_sequence(rng, contract, past_len=long_past, first_position=0, num_drafts=2),
-        _make_sequence(rng, contract, past_len=long_past // 2, first_position=3, num_drafts=1),
+    results: tuple[CheckResult, ...] = ()
+    dtype = contract.compute_dtype
+    if dtype in PARITY_BOUNDS:
+        sample = make_sample(contract, reference, context=context)
+        results = _check_graph(GraphSession(path, threads), sample)
+    if dtype is not Dtype.FLOAT32:
+        results += _check_twin(path, contract, reference, context=context, threads=threads)
+    return results
+
+
+def _check_twin(
+    path: Path, contract: Contract, reference: TorchReference, *, context: int, threads: int
+) -> tuple[CheckResult, ...]:
+    float32 = replace(contract, compute_dtype=Dtype.FLOAT32, kv_dtype=Dtype.FLOAT32)
+    sample = make_sample(float32, reference, context=context)
+    with float32_twin(path) as twin:
+        results = _check_graph(GraphSession(twin, threads), sample)
+    detail = _TWIN_DETAILS[contract.compute_dtype]
+    return tuple(
+        result.model_copy(update={"name": TWIN_PREFIX + result.name, "detail": detail})
+        for result in results
     )
-    session = _open_session(path, threads)
-    truth = [_run_reference(reference, sequence, vectors) for sequence in sequences]
-    feeds = _make_feeds(contract, sequences, [entry.past_key_values for entry in truth], vectors)
-    outputs = dict(
-        zip(
-            [output.name for output in session.get_outputs()],
-            session.run(None, feeds),
-            strict=True,
-        )
-    )
-    results = (
-        _compare_logits(outputs, np.asarray(feeds[Name.LOGITS_ROWS], np.int64), truth),
-        _compare_block(outputs, contract, truth),
-        _check_top(outputs, contract),
+
+
+def _check_graph(session: GraphSession, sample: Sample) -> tuple[CheckResult, ...]:
+    feeds = sample.make_feeds()
+    outputs = session.run(feeds)
+    results = [
+        _compare_logits(outputs, np.asarray(feeds[Name.LOGITS_ROWS], np.int64), sample),
+        _compare_written(outputs, sample),
+        _check_top(outputs, sample.contract),
         _check_logsumexp(outputs),
-        _check_prefill(session, contract, sequences[0], truth[0], vectors),
-    )
+        _check_prompt(session, sample),
+    ]
+    if sample.contract.cache_form is CacheForm.SCATTER:
+        results += _check_places(session, sample, feeds, outputs)
     for result in results:
         if not result.value <= result.bound:
             raise CheckError(
                 f"the graph differs from PyTorch in {result.name}: {result.value:.3g}, "
                 f"allowed {result.bound:.3g}; no bundle was written"
             )
-    return results
+    return tuple(results)
 
 
-def _random_vectors(
-    rng: np.random.Generator, contract: Contract, reference: TorchReference
-) -> NDArray[np.float32]:
-    spread = float(reference.embedding_rows(min(contract.vocab_size, 256)).std())
-    vectors = rng.normal(0.0, spread, (contract.k_max, contract.hidden_size))
-    return vectors.astype(np.float32)
-
-
-def _make_sequence(
-    rng: np.random.Generator,
-    contract: Contract,
-    *,
-    past_len: int,
-    first_position: int,
-    num_drafts: int,
-) -> _Sequence:
-    """Root, drafts, and behind each of them a group of its first and its last slot."""
-    root_position = first_position + past_len
-    ids = rng.integers(0, contract.vocab_size, past_len + 1 + num_drafts).tolist()
-    rows = [
-        _Row(token_id=token_id, position=root_position + place, sees=tuple(range(place)))
-        for place, token_id in enumerate(ids[past_len:])
-    ]
-    for prefix in range(1 + num_drafts):
-        for slot in sorted({1, contract.k_max}):
-            rows.append(
-                _Row(
-                    token_id=contract.vocab_size + slot - 1,
-                    position=root_position + prefix + slot,
-                    sees=tuple(range(prefix + 1)),
-                )
-            )
-    return _Sequence(
-        past_ids=tuple(ids[:past_len]), first_position=first_position, rows=tuple(rows)
-    )
-
-
-def _run_reference(
-    reference: TorchReference, sequence: _Sequence, vectors: NDArray[np.float32]
-) -> _Truth:
-    """Tokens from one causal pass over them all; each slot from a pass of its own behind it."""
-    past_len = len(sequence.past_ids)
-    tokens = [place for place, row in enumerate(sequence.rows) if not _is_slot(row, reference)]
-    causal = _run_visible(reference, sequence, tokens, vectors)
-    logits = list(causal.logits[past_len:])
-    key_values = list(np.moveaxis(causal.key_values[:, :, past_len:], 2, 0))
-    for place in range(len(tokens), len(sequence.rows)):
-        visible = [*sequence.rows[place].sees, place]
-        alone = _run_visible(reference, sequence, visible, vectors)
-        logits.append(alone.logits[-1])
-        key_values.append(alone.key_values[:, :, -1])
-    return _Truth(
-        past_logits=causal.logits[:past_len],
-        past_key_values=causal.key_values[:, :, :past_len],
-        logits=np.stack(logits),
-        key_values=np.stack(key_values),
-    )
-
-
-def _is_slot(row: _Row, reference: TorchReference) -> bool:
-    return row.token_id >= reference.vocab_size
-
-
-def _run_visible(
-    reference: TorchReference,
-    sequence: _Sequence,
-    places: list[int],
-    vectors: NDArray[np.float32],
-) -> ReferencePass:
-    """A plain causal pass over the past and the rows at these places of the block."""
-    rows = [sequence.rows[place] for place in places]
-    return reference.run(
-        [*sequence.past_ids, *(row.token_id for row in rows)],
-        vectors,
-        position_ids=[*sequence.past_positions, *(row.position for row in rows)],
-    )
-
-
-def _make_feeds(
-    contract: Contract,
-    sequences: tuple[_Sequence, ...],
-    pasts: list[NDArray[np.float32]],
-    vectors: NDArray[np.float32],
-) -> dict[str, NDArray[np.generic]]:
-    """The contract's inputs: short sequences padded, wanted rows in reverse order."""
-    batch = len(sequences)
-    block = max(len(sequence.rows) for sequence in sequences)
-    past = max(len(sequence.past_ids) for sequence in sequences)
-    ids = np.zeros((batch, block), np.int64)
-    positions = np.zeros((batch, block), np.int64)
-    wanted = np.zeros((batch, block), np.int64)
-    mask = np.full(
-        (batch, 1, block, past + block), masked_value(contract.compute_dtype), np.float32
-    )
-    mask[:, 0, np.arange(block), past + np.arange(block)] = 0.0
-    cache = np.zeros(
-        (2 * contract.num_layers, batch, contract.num_kv_heads, past, contract.head_dim),
-        np.float32,
-    )
-    for index, (sequence, key_values) in enumerate(zip(sequences, pasts, strict=True)):
-        count = len(sequence.rows)
-        positions[index] = sequence.rows[0].position
-        wanted[index, :count] = np.arange(count)[::-1]
-        cache[:, index, :, : len(sequence.past_ids)] = key_values
-        for place, row in enumerate(sequence.rows):
-            ids[index, place] = row.token_id
-            positions[index, place] = row.position
-            mask[index, 0, place, : len(sequence.past_ids)] = 0.0
-            mask[index, 0, place, [past + seen for seen in row.sees]] = 0.0
-    feeds: dict[str, NDArray[np.generic]] = {
-        Name.INPUT_IDS: ids,
-        Name.POSITION_IDS: positions,
-        Name.ATTENTION_MASK: mask,
-        Name.LOOKAHEAD_EMBEDDINGS: vectors,
-        Name.LOGITS_ROWS: wanted,
-    }
-    feeds.update(zip(contract.past_names, cache, strict=True))
-    return {str(name): array for name, array in feeds.items()}
-
-
-def _open_session(path: Path, threads: int) -> ort.InferenceSession:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-
-
-def _compare_logits(
-    outputs: dict[str, NDArray[np.float32]],
-    wanted: NDArray[np.int64],
-    truth: list[_Truth],
-) -> CheckResult:
-    found = [outputs[Name.LOGITS][index, : len(entry.logits)] for index, entry in enumerate(truth)]
+def _compare_logits(outputs: Arrays, wanted: NDArray[np.int64], sample: Sample) -> CheckResult:
+    counts = [len(truth.logits) for truth in sample.truths]
+    found = [outputs[Name.LOGITS][index, :count] for index, count in enumerate(counts)]
     expected = [
-        entry.logits[wanted[index, : len(entry.logits)]] for index, entry in enumerate(truth)
+        truth.logits[wanted[index, :count]]
+        for index, (truth, count) in enumerate(zip(sample.truths, counts, strict=True))
     ]
-    return _difference("logits", np.concatenate(found), np.concatenate(expected))
+    return _difference("logits", np.concatenate(found), np.concatenate(expected), sample.contract)
 
 
-def _compare_block(
-    outputs: dict[str, NDArray[np.float32]],
-    contract: Contract,
-    truth: list[_Truth],
-) -> CheckResult:
-    block = np.stack([outputs[name] for name in contract.block_names])
-    by_row = np.moveaxis(block, 3, 1)  # [2 * layers, block, batch, kv_heads, head_dim]
-    found = [
-        np.moveaxis(by_row[:, : len(entry.key_values), index], 1, 0)
-        for index, entry in enumerate(truth)
-    ]
-    expected = [entry.key_values for entry in truth]
-    return _difference("block_kv", np.concatenate(found), np.concatenate(expected))
+def _compare_written(outputs: Arrays, sample: Sample) -> CheckResult:
+    """The K/V of every row, where the cache form has them."""
+    contract = sample.contract
+    is_scatter = contract.cache_form is CacheForm.SCATTER
+    names = contract.present_names if is_scatter else contract.block_names
+    stored = np.stack([outputs[name] for name in names])
+    written = from_stored(stored, contract.kv_dtype)  # [2 * layers, batch, kv_heads, places, dim]
+    found = []
+    for index, truth in enumerate(sample.truths):
+        first = int(sample.lengths[index]) if is_scatter else 0
+        rows = written[:, index, :, first : first + len(truth.key_values)]
+        found.append(np.moveaxis(rows, 2, 0))  # [rows, 2 * layers, kv_heads, head_dim]
+    expected = [truth.key_values for truth in sample.truths]
+    return _difference("block_kv", np.concatenate(found), np.concatenate(expected), contract)
 
 
-def _check_top(outputs: dict[str, NDArray[np.float32]], contract: Contract) -> CheckResult:
+def _check_top(outputs: Arrays, contract: Contract) -> CheckResult:
     """The best tokens must be those of the graph's own logits, ties to the lowest id."""
-    logits = outputs[Name.LOGITS]
+    logits = np.asarray(outputs[Name.LOGITS], np.float32)
     order = np.argsort(-logits, axis=-1, kind="stable")[..., : contract.top_c]
     best = np.take_along_axis(logits, order, axis=-1)
     wrong = np.count_nonzero(outputs[Name.TOP_IDS] != order)
@@ -283,42 +146,88 @@ def _check_top(outputs: dict[str, NDArray[np.float32]], contract: Contract) -> C
     return CheckResult(name="top", value=float(wrong), bound=0.0, detail="entries that differ")
 
 
-def _check_logsumexp(outputs: dict[str, NDArray[np.float32]]) -> CheckResult:
+def _check_logsumexp(outputs: Arrays) -> CheckResult:
     logits = outputs[Name.LOGITS].astype(np.float64)
     largest = logits.max(axis=-1)
     truth = largest + np.log(np.exp(logits - largest[..., np.newaxis]).sum(axis=-1))
     # A graph whose logits are all the same differs from PyTorch in them, and is refused for that.
     spread = float(np.ptp(logits)) or 1.0
-    share = np.abs(outputs[Name.LOGSUMEXP] - truth).max() / spread
+    share = np.abs(np.asarray(outputs[Name.LOGSUMEXP], np.float32) - truth).max() / spread
     return CheckResult(
-        name="logsumexp", value=float(share), bound=LOGITS_BOUND, detail="of the logits' range"
+        name="logsumexp",
+        value=float(share),
+        bound=PARITY_BOUNDS[Dtype.FLOAT32],
+        detail="of the logits' range",
     )
 
 
-def _check_prefill(
-    session: ort.InferenceSession,
-    contract: Contract,
-    sequence: _Sequence,
-    truth: _Truth,
-    vectors: NDArray[np.float32],
-) -> CheckResult:
+def _check_prompt(session: GraphSession, sample: Sample) -> CheckResult:
     """A prompt with an empty cache, every row asked for."""
-    rows = tuple(
-        _Row(token_id=token_id, position=place, sees=tuple(range(place)))
-        for place, token_id in enumerate(sequence.past_ids)
+    logits = session.run(sample.make_prompt_feeds())[Name.LOGITS]
+    return _difference(
+        "prefill_logits", logits[0, ::-1], sample.truths[0].past_logits, sample.contract
     )
-    prompt = _Sequence(past_ids=(), first_position=0, rows=rows)
-    empty = np.zeros(
-        (2 * contract.num_layers, contract.num_kv_heads, 0, contract.head_dim), np.float32
-    )
-    feeds = _make_feeds(contract, (prompt,), [empty], vectors)
-    (logits,) = session.run([Name.LOGITS.value], feeds)
-    return _difference("prefill_logits", logits[0, ::-1], truth.past_logits)
 
 
-def _difference(name: str, found: NDArray[np.float32], truth: NDArray[np.float32]) -> CheckResult:
+def _check_places(
+    session: GraphSession, sample: Sample, feeds: Arrays, outputs: Arrays
+) -> list[CheckResult]:
+    """Whatever unused places hold, no output may show it, and no place but the block's changes."""
+    contract, lengths = sample.contract, sample.lengths
+    assert contract.capacity is not None, "cache form scatter has a capacity"
+    block = feeds[Name.INPUT_IDS].shape[1]
+    places = np.arange(contract.capacity)
+    is_unused = places >= lengths[:, np.newaxis]  # [batch, capacity]
+    is_block = is_unused & (places < lengths[:, np.newaxis] + block)
+    rng = np.random.default_rng(_STALE_SEED)
+    soiled = dict(feeds)
+    for name in contract.past_names:
+        soiled[name] = _fill(feeds[name], is_unused, contract.kv_dtype, rng)
+    again = session.run(soiled)
+    touched = shown = 0
+    for past, present in zip(contract.past_names, contract.present_names, strict=True):
+        by_place = [
+            np.moveaxis(array, 2, 1) for array in (soiled[past], again[present], outputs[present])
+        ]  # each [batch, capacity, kv_heads, head_dim]
+        before, after, clean = by_place
+        touched += np.count_nonzero(after[~is_block] != before[~is_block])
+        shown += np.count_nonzero(after[is_block] != clean[is_block])
+    for name in (Name.LOGITS, Name.TOP_IDS, Name.TOP_LOGITS, Name.LOGSUMEXP):
+        shown += np.count_nonzero(again[name] != outputs[name])
+    return [
+        CheckResult(
+            name="stale_places",
+            value=float(shown),
+            bound=0.0,
+            detail="numbers that differ when unused places are filled at random",
+        ),
+        CheckResult(
+            name="other_places",
+            value=float(touched),
+            bound=0.0,
+            detail="numbers of the cache that changed outside the block's places",
+        ),
+    ]
+
+
+def _fill(
+    stored: NDArray[np.generic],
+    is_unused: NDArray[np.bool_],
+    dtype: Dtype,
+    rng: np.random.Generator,
+) -> NDArray[np.generic]:
+    """A cache [batch, kv_heads, capacity, head_dim] with other numbers in its unused places."""
+    largest = float(np.abs(from_stored(stored, dtype)).max())
+    noise = to_stored(rng.uniform(-largest, largest, stored.shape) * _STALE_FACTOR, dtype)
+    return np.where(is_unused[:, np.newaxis, :, np.newaxis], noise, stored)
+
+
+def _difference(
+    name: str, found: NDArray[np.generic], truth: NDArray[np.float32], contract: Contract
+) -> CheckResult:
     share = float(np.abs(found - truth).max()) / _range(name, truth)
-    return CheckResult(name=name, value=share, bound=LOGITS_BOUND, detail="of the true range")
+    bound = PARITY_BOUNDS[contract.compute_dtype]
+    return CheckResult(name=name, value=share, bound=bound, detail="of the true range")
 
 
 def _range(name: str, values: NDArray[np.generic]) -> float:

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from la_export.graph.kv_cache import BlockCache
+from la_export.graph.kv_cache import make_step_cache
 from la_runtime.contract import Contract
 
 __all__ = ["DecoderStep"]
@@ -32,10 +32,10 @@ class DecoderStep(nn.Module):
         attention_mask: torch.Tensor,
         lookahead_embeddings: torch.Tensor,
         logits_rows: torch.Tensor,
-        *past: torch.Tensor,
+        *cache_inputs: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """Inputs and outputs in the order of `Contract.inputs` and `Contract.outputs`."""
-        cache = BlockCache(tuple(zip(past[0::2], past[1::2], strict=True)))
+        cache = make_step_cache(self._contract, cache_inputs)
         hidden = self.model.get_decoder()(
             inputs_embeds=self._embed(input_ids, lookahead_embeddings),
             attention_mask=attention_mask,
@@ -48,7 +48,7 @@ class DecoderStep(nn.Module):
         logits = self.model.get_output_embeddings()(wanted).float()  # [batch, rows, vocab_size]
         top_logits, top_ids = torch.topk(logits, self._contract.top_c, dim=-1)
         logsumexp = torch.logsumexp(logits, dim=-1)
-        return (logits, top_ids, top_logits, logsumexp, *cache.block)
+        return (logits, top_ids, top_logits, logsumexp, *cache.written)
 
     def _embed(self, input_ids: torch.Tensor, lookahead_embeddings: torch.Tensor) -> torch.Tensor:
         """Two lookups and a choice, so that neither table is ever copied."""

@@ -23,10 +23,11 @@ from polygraphy.logger import G_LOGGER
 
 from la_export.reference import TorchReference
 from la_runtime.bundle import Bundle
-from la_runtime.contract import Contract, Name, masked_value
+from la_runtime.contract import CacheForm, Contract, Name
 from la_runtime.errors import BundleError, UsageError
 from la_runtime.layout import make_rows
 from la_runtime.masks import make_attention_mask
+from la_runtime.storage import storage_dtype, stored_masked_value
 
 __all__ = ["DEPARTURE_BOUND", "Departure", "PointDifference", "find_departure"]
 
@@ -219,16 +220,20 @@ def _make_feeds(
 ) -> dict[str, NDArray[np.generic]]:
     """One sequence with an empty cache, every row asked for."""
     count = len(token_ids)
-    compute_dtype = np.dtype(contract.compute_dtype)
-    empty = np.zeros((1, contract.num_kv_heads, 0, contract.head_dim), np.dtype(contract.kv_dtype))
-    vectors = np.zeros((contract.k_max, contract.hidden_size), compute_dtype)
+    places = contract.capacity or 0
+    empty = np.zeros(
+        (1, contract.num_kv_heads, places, contract.head_dim), storage_dtype(contract.kv_dtype)
+    )
+    vectors = np.zeros(
+        (contract.k_max, contract.hidden_size), storage_dtype(contract.compute_dtype)
+    )
     mask = make_attention_mask(
         [make_rows(count, (), ())],
         np.zeros(1, np.int64),
-        past_len=0,
+        block_columns=np.zeros(1, np.int64),
+        num_keys=contract.capacity or count,
         block_len=count,
-        masked=masked_value(contract.compute_dtype),
-        dtype=compute_dtype,
+        masked=stored_masked_value(contract.compute_dtype),
     )
     feeds: dict[str, NDArray[np.generic]] = {
         Name.INPUT_IDS: np.asarray([token_ids], np.int64),
@@ -237,6 +242,8 @@ def _make_feeds(
         Name.LOOKAHEAD_EMBEDDINGS: vectors,
         Name.LOGITS_ROWS: np.arange(count)[None],
     }
+    if contract.cache_form is CacheForm.SCATTER:
+        feeds[Name.WRITE_INDEX] = np.zeros(1, np.int64)
     feeds.update(dict.fromkeys(contract.past_names, empty))
     return {str(name): array for name, array in feeds.items()}
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["Figure", "Finding", "RungResult", "Status", "Suspect", "join_problems"]
+__all__ = ["Figure", "Finding", "RungResult", "Status", "Suspect", "join_problems", "join_results"]
 
 _SHOWN_PROBLEMS: Final = 3
 
@@ -24,6 +24,10 @@ class Status(StrEnum):
     FAILED = "failed"
     SKIPPED = "skipped"
     COULD_NOT_RUN = "could_not_run"
+
+
+# Of several endings of one rung the last in this list counts.
+_GRAVITY: Final = (Status.SKIPPED, Status.PASSED, Status.COULD_NOT_RUN, Status.FAILED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +125,37 @@ class RungResult:
 
     def __post_init__(self) -> None:
         assert math.isfinite(self.seconds), "a rung takes a time"
+
+
+def join_results(
+    climbed: Sequence[tuple[str, tuple[RungResult, ...]]],
+) -> tuple[RungResult, ...]:
+    """One result a rung from several ladders: the worst status, and what each of them says.
+
+    Args:
+        climbed: per ladder what it is called, and its results, the same rungs in each.
+    """
+    if len(climbed) == 1:
+        return climbed[0][1]
+    names = [name for name, _ in climbed]
+    by_rung = zip(*(results for _, results in climbed), strict=True)
+    return tuple(_join(names, results) for results in by_rung)
+
+
+def _join(names: Sequence[str], results: tuple[RungResult, ...]) -> RungResult:
+    worst = max(results, key=lambda result: _GRAVITY.index(result.status))
+    return replace(
+        worst,
+        figures=tuple(
+            replace(figure, name=f"{figure.name}, {name}")
+            for name, result in zip(names, results, strict=True)
+            for figure in result.figures
+        ),
+        detail="; ".join(
+            f"{name}: {result.detail}" for name, result in zip(names, results, strict=True)
+        ),
+        seconds=sum(result.seconds for result in results),
+    )
 
 
 def join_problems(problems: Sequence[str]) -> str:

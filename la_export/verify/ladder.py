@@ -26,7 +26,7 @@ from la_export.verify.findings import Figure, Finding, RungResult, Status
 from la_export.verify.probes import BorrowedBackend, GivenProposals
 from la_export.verify.prompts import PROMPTS, LadderPrompt
 from la_export.verify.reference import OwnReference, Reference, SourceModel
-from la_export.verify.tokens import EPSILON_LIMIT_FP32
+from la_export.verify.tolerance import Tolerance, tolerance_of
 from la_runtime.backends.base import Backend
 from la_runtime.bundle import Bundle, Manifest
 from la_runtime.chat import CHAT_TEMPLATE_NAME
@@ -42,6 +42,7 @@ from la_runtime.errors import (
 from la_runtime.generation import Engine
 from la_runtime.layout import Layout
 from la_runtime.sampling import SamplingParams
+from la_runtime.storage import round_to
 
 __all__ = [
     "FULL",
@@ -67,6 +68,8 @@ _CUT_LENGTHS: Final = 4
 _QUESTION: Final = "Why?"
 # Tokens that are enough for a draft to stand, though two proposals in seven are wrong.
 _ROOM_FOR_BLOCKS: Final = 6
+# Some rungs read a whole text in one pass, or pad every pass to one width.
+_LEAST_BLOCK: Final = 320
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +222,7 @@ class Ladder:
         self.settings = settings
         self.own_reference: Reference = OwnReference(backend)
         self.reference = self.own_reference if source is None else source.reference
+        self._check_limits()
         self.engine = Engine(bundle, BorrowedBackend(backend), k=0)
         built = self.manifest.lookahead_lengths
         self.lookahead_lengths = tuple(k for k in lookahead_lengths or built if k > 0)
@@ -238,6 +242,11 @@ class Ladder:
         return self.manifest.model.context
 
     @property
+    def tolerance(self) -> Tolerance:
+        """What arithmetic of the bundle's precision is allowed."""
+        return tolerance_of(self.manifest.contract)
+
+    @property
     def new_tokens(self) -> int:
         """Tokens to decode, as many as fit behind the longest prompt."""
         return min(self.settings.new_tokens, self.context - self._longest_prompt)
@@ -250,6 +259,15 @@ class Ladder:
     @property
     def _longest_prompt(self) -> int:
         return min(self.settings.prompt_tokens, max(1, self.context // 2))
+
+    def _check_limits(self) -> None:
+        """Require passes that hold what the rungs put into one."""
+        most, needed = self.backend.limits.block, min(_LEAST_BLOCK, self.context)
+        if most is not None and most < needed:
+            raise NotRunError(
+                f"passes of this bundle have at most {most} rows, and verifying needs {needed}; "
+                f"build it with --prefill-chunk {needed} or more"
+            )
 
     def _check_template(self) -> None:
         """Require that a question can be put, also when no prompt is one."""
@@ -268,13 +286,13 @@ class Ladder:
 
     @cached_property
     def own_vectors(self) -> NDArray[np.float32]:
-        """The bundle's lookahead vectors, [k_max, hidden] float32."""
+        """The bundle's lookahead vectors as its graph sees them, [k_max, hidden] float32."""
         path = self.bundle.path(self.manifest.lookahead.path)
         try:
             vectors: NDArray[np.float32] = load_file(path)[Name.LOOKAHEAD_EMBEDDINGS]
         except (KeyError, SafetensorError) as error:
             raise BundleError(f"{path} holds no lookahead vectors ({error})") from error
-        return vectors
+        return round_to(vectors, self.manifest.contract.compute_dtype)
 
     @cached_property
     def has_chat_template(self) -> bool:
@@ -411,7 +429,7 @@ class Ladder:
     @property
     def epsilon(self) -> float:
         """Margin of a near-tie: the measured one, as far as it is allowed."""
-        return min(self.measured_epsilon, EPSILON_LIMIT_FP32)
+        return min(self.measured_epsilon, self.tolerance.epsilon)
 
     @property
     def block_widths(self) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from la_export.verify.ladder import Ladder
 from la_runtime.backends.base import Backend, CacheSizing, CacheState, Outputs
 from la_runtime.block import Part, make_step_inputs
 from la_runtime.layout import StepRows, make_rows
+from la_runtime.storage import round_to
 
 __all__ = [
     "describe_scores",
@@ -128,4 +129,4 @@ def random_vectors(ladder: Ladder, *, seed: int) -> NDArray[np.float32]:
     own = ladder.own_vectors
     size = float(np.sqrt(np.mean(np.square(own)))) or 1.0
     noise = np.random.default_rng(seed).normal(0.0, _VECTOR_SCALE * size, own.shape)
-    return noise.astype(own.dtype)
+    return round_to(noise, ladder.manifest.contract.compute_dtype)

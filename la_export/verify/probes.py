@@ -16,6 +16,7 @@ from la_runtime.backends.base import (
     CacheSizing,
     CacheState,
     Outputs,
+    PassLimits,
     Scores,
     StepInputs,
 )
@@ -45,6 +46,11 @@ class BorrowedBackend:
     def widths(self) -> tuple[int, ...]:
         """See `Backend.widths`."""
         return self._backend.widths
+
+    @property
+    def limits(self) -> PassLimits:
+        """See `Backend.limits`."""
+        return self._backend.limits
 
     def allocate(self, batch: int, sizing: CacheSizing) -> CacheState:
         """See `Backend.allocate`."""

@@ -14,9 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from la_runtime.backends.base import Backend, CacheSizing, Outputs, StepInputs
+from la_runtime.backends.base import Backend, CacheSizing, CacheState, Outputs, StepInputs
 from la_runtime.bundle import Bundle
 from la_runtime.contract import masked_value
+from la_runtime.storage import to_stored
 
 __all__ = ["OwnReference", "Reference", "SourceModel"]
 
@@ -117,22 +118,37 @@ class OwnReference:
     ) -> NDArray[np.float32]:
         """See `Reference.scores`."""
         del lookahead_embeddings  # bound to the backend
-        contract = self._backend.contract
         count = len(token_ids)
         positions = range(count) if position_ids is None else position_ids
-        seen = np.tri(count, dtype=np.bool_)
-        mask = np.where(seen, 0.0, masked_value(contract.compute_dtype))
         state = self._backend.allocate(1, CacheSizing.EXACT)
+        step = self._backend.limits.block or count
+        logits = [
+            self._run(state, token_ids[start : start + step], positions[start : start + step])
+            for start in range(0, count, step)
+        ]
+        state.close()
+        return np.concatenate(logits)
+
+    def _run(
+        self, state: CacheState, token_ids: Sequence[int], positions: Sequence[int]
+    ) -> NDArray[np.float32]:
+        """[tokens, vocab_size] of one causal pass behind what is cached; its rows are committed."""
+        contract = self._backend.contract
+        start, count = int(state.lengths[0]), len(token_ids)
+        stop = start + count
+        seen = np.zeros((count, stop if contract.capacity is None else contract.capacity), np.bool_)
+        seen[:, :stop] = np.tri(count, stop, start, dtype=np.bool_)
+        mask = np.where(seen, 0.0, masked_value(contract.compute_dtype))
         scores = self._backend.forward(
             state,
             StepInputs(
                 input_ids=np.asarray([token_ids], dtype=np.int64),
                 position_ids=np.asarray([positions], dtype=np.int64),
-                attention_mask=mask[None, None].astype(np.dtype(contract.compute_dtype)),
+                attention_mask=to_stored(mask[None, None], contract.compute_dtype),
                 logits_rows=np.arange(count)[None],
                 outputs=Outputs.LOGITS,
             ),
         )
         logits: NDArray[np.float32] = scores.logits()[0].copy()
-        state.close()
+        self._backend.commit(state, [range(count)])
         return logits

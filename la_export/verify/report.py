@@ -171,7 +171,7 @@ def make_certificate(bundle: Bundle, report: LadderReport, *, path: Path) -> Cer
         threads=report.threads,
         epsilon=report.epsilon,
         lookahead_lengths=report.lookahead_lengths,
-        digests=certified_digests(bundle.manifest),
+        digests=certified_digests(bundle.manifest, report.backend),
         facts_sha256=hash_facts(bundle.manifest),
         rungs={result.name: result.status.value for result in report.results},
         num_prompts=report.num_prompts,

@@ -29,6 +29,7 @@ from la_export.graph.passes.weight_transposes import TRANSPOSED_SUFFIX
 from la_export.graph.variants import check_cpu_variant
 from la_export.reference import TorchReference
 from la_runtime.bundle import Bundle, Manifest
+from la_runtime.contract import Dtype
 from la_runtime.errors import CheckpointError, HostError, NotRunError, UsageError
 
 __all__ = ["CheckpointSource", "open_source"]
@@ -44,18 +45,22 @@ class CheckpointSource:
     Args:
         checkpoint: a readable checkpoint.
         threads: for PyTorch and for checks of the graph; 0 leaves the libraries' choice.
+        weights: what the bundle stores weights in.
     """
 
-    def __init__(self, checkpoint: Checkpoint, *, threads: int) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, *, threads: int, weights: Dtype = Dtype.FLOAT32
+    ) -> None:
         self._checkpoint = checkpoint
+        self._weights = weights
         self._threads = threads
         if threads:
             torch.set_num_threads(threads)
 
     @cached_property
     def reference(self) -> TorchReference:
-        """The model in PyTorch, float32."""
-        return TorchReference(self._checkpoint.load_model())
+        """The model in PyTorch: float32 arithmetic on weights as the bundle stores them."""
+        return TorchReference(self._checkpoint.load_model(), weights=self._weights)
 
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
@@ -254,7 +259,9 @@ def open_source(manifest: Manifest, model: str | None, *, threads: int) -> Check
             f"the checkpoint to compare with cannot be opened: {error}; name it with --model, or "
             "use --reference self"
         ) from error
-    return CheckpointSource(checkpoint, threads=threads)
+    return CheckpointSource(
+        checkpoint, threads=threads, weights=manifest.contract.compute_dtype
+    )
 
 
 def _check_weights(name: str, source: ModelSource, manifest: Manifest) -> None:

@@ -20,7 +20,8 @@ from la_export.verify.decoding import Decoded, decode
 from la_export.verify.epsilon import measure_epsilon
 from la_export.verify.probes import GivenProposals
 from la_export.verify.prompts import PROMPTS
-from la_export.verify.tokens import EPSILON_LIMIT_FP32, Comparisons, Verdict
+from la_export.verify.tokens import Comparisons, Verdict
+from la_export.verify.tolerance import tolerance_of
 from la_runtime.backends.base import Backend
 from la_runtime.errors import UsageError
 from la_runtime.generation import Engine
@@ -102,7 +103,10 @@ def _compare(
     ways: Sequence[SamplingParams],
 ) -> None:
     plain = [_decode(engine, engine.backend, prompt, params) for prompt in prompts]
-    comparisons = Comparisons(epsilon=_measure_epsilon(engine, prompts, ways))
+    comparisons = Comparisons(
+        tolerance=tolerance_of(engine.backend.contract),
+        epsilon=_measure_epsilon(engine, prompts, ways),
+    )
     for index, (prompt, expected) in enumerate(zip(prompts, plain, strict=True)):
         text = (*prompt, *expected.token_ids)
         proposing = {"own": engine.backend, "given": GivenProposals(engine.backend, [text])}
@@ -145,4 +149,4 @@ def _measure_epsilon(
         widths=sorted(widths),
         context=context,
     )
-    return min(measured, EPSILON_LIMIT_FP32)
+    return min(measured, tolerance_of(engine.backend.contract).epsilon)

@@ -5,21 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+
+from la_export.verify.tolerance import Tolerance
 
 __all__ = [
-    "EPSILON_LIMIT_FP32",
-    "EXCUSED_SHARE_LIMIT_FP32",
     "Comparison",
     "Comparisons",
     "Verdict",
     "compare_tokens",
-    "excuse_allowance",
     "refuse_near_ties",
 ]
-
-EPSILON_LIMIT_FP32: Final = 1e-3
-EXCUSED_SHARE_LIMIT_FP32: Final = 1 / 5000
 
 
 class Verdict(StrEnum):
@@ -75,14 +70,11 @@ def compare_tokens(
     return Comparison(verdict=Verdict.EQUAL, num_compared=shorter)
 
 
-def excuse_allowance(num_tokens: int) -> int:
-    """Near-ties that may be excused among so many tokens; one always may."""
-    return max(1, int(num_tokens * EXCUSED_SHARE_LIMIT_FP32))
-
-
-def refuse_near_ties(near_ties: Sequence[str], num_tokens: int) -> tuple[str, ...]:
+def refuse_near_ties(
+    near_ties: Sequence[str], num_tokens: int, tolerance: Tolerance
+) -> tuple[str, ...]:
     """The near-ties of so many tokens behind a line that counts them, if they are too many."""
-    allowed = excuse_allowance(num_tokens)
+    allowed = tolerance.excuse_allowance(num_tokens)
     if len(near_ties) <= allowed:
         return ()
     return (f"{len(near_ties)} near-ties, allowed {allowed}", *near_ties)
@@ -93,12 +85,14 @@ class Comparisons:
     """Comparisons summed up. A place is excused once, however many ways of decoding meet it.
 
     Args:
+        tolerance: how many places may be excused.
+        epsilon: largest margin of a near-tie.
         num_tokens: tokens compared.
         differences: what is not excused, a line each.
         near_ties: excused places, a line each.
-        epsilon: largest margin of a near-tie.
     """
 
+    tolerance: Tolerance
     epsilon: float
     num_tokens: int = 0
     differences: list[str] = field(default_factory=list)
@@ -143,7 +137,8 @@ class Comparisons:
     def problems(self) -> tuple[str, ...]:
         """What is not excused, and the near-ties if there are too many of them."""
         num_tokens = sum(self._references.values())
-        return (*self.differences, *refuse_near_ties(tuple(self.near_ties.values()), num_tokens))
+        near_ties = tuple(self.near_ties.values())
+        return (*self.differences, *refuse_near_ties(near_ties, num_tokens, self.tolerance))
 
 
 def _token(token_ids: Sequence[int], place: int) -> str:

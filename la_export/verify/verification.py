@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from la_export.verify.findings import RungResult, Status, Suspect
+from la_export.verify.findings import RungResult, Status, Suspect, join_results
 from la_export.verify.ladder import (
     FULL,
     Ladder,
@@ -26,7 +26,7 @@ from la_export.verify.report import (
     write_report,
 )
 from la_export.verify.rungs import RUNGS
-from la_runtime.backends import check_backend, open_backend
+from la_runtime.backends import check_backend, open_backend, read_processor
 from la_runtime.backends.base import Backend
 from la_runtime.bundle import Bundle, Manifest, open_bundle
 from la_runtime.certificate import (
@@ -34,7 +34,6 @@ from la_runtime.certificate import (
     TORCH_REFERENCE,
     certified_digests,
     check_unchanged,
-    processor_name,
     read_backend_version,
     withdraw_certificates,
     write_certificate,
@@ -106,13 +105,20 @@ def verify(
         bundle = open_bundle(options.bundle)
         _check_lengths(options, bundle.manifest)
         source = None if open_source is None else open_source(bundle.manifest)
-        with closing(open_backend(options.backend, bundle, threads=options.threads)) as backend:
-            ladder = _make_ladder(options, bundle, backend, source)
-            opening_s = time.perf_counter() - began
-            results = climb(ladder, RUNGS, progress)
-            departure = ""
-            if bisect is not None and source is not None and departs(results):
-                departure = _locate(bisect, bundle, source, _suspect(ladder, results))
+        climbed = []
+        opening_s = 0.0
+        departure = ""
+        for k in _opened_lengths(options, bundle.manifest):
+            with closing(
+                open_backend(options.backend, bundle, threads=options.threads, k=k)
+            ) as backend:
+                ladder = _make_ladder(_within(options, bundle.manifest, k), bundle, backend, source)
+                opening_s = opening_s or time.perf_counter() - began
+                results = climb(ladder, RUNGS, progress)
+                climbed.append((f"plan for k={k}", results))
+                if not departure and bisect is not None and source is not None and departs(results):
+                    departure = _locate(bisect, bundle, source, _suspect(ladder, results))
+        results = join_results(climbed)
     except BundleError as error:
         results = _refused(str(error), seconds=time.perf_counter() - began)
         if progress is not None:
@@ -121,6 +127,24 @@ def verify(
     results = (replace(results[0], seconds=results[0].seconds + opening_s), *results[1:])
     report = _make_report(options, ladder, is_torch=is_torch, results=results)
     return replace(report, departure=departure), bundle
+
+
+def _opened_lengths(options: VerifyOptions, manifest: Manifest) -> tuple[int | None, ...]:
+    """The k whose plans are climbed one after another; None is all that this backend opens."""
+    plans = [plan for plan in manifest.plans if plan.target == options.backend]
+    if len(plans) < 2:
+        return (None,)
+    wanted = options.lookahead_lengths
+    lengths = {k for plan in plans for k in plan.lookahead_lengths if not wanted or k in wanted}
+    return tuple(sorted(lengths)) or (None,)
+
+
+def _within(options: VerifyOptions, manifest: Manifest, k: int | None) -> VerifyOptions:
+    """The same with the lookahead lengths that the plan for k can run."""
+    if k is None:
+        return options
+    lengths = options.lookahead_lengths or manifest.lookahead_lengths
+    return replace(options, lookahead_lengths=tuple(n for n in lengths if n <= k) or (0,))
 
 
 def _make_ladder(
@@ -207,7 +231,10 @@ def _make_report(
     results: tuple[RungResult, ...],
 ) -> LadderReport:
     epsilons = [
-        figure.value for result in results for figure in result.figures if figure.name == "epsilon"
+        figure.value
+        for result in results
+        for figure in result.figures
+        if figure.name.partition(",")[0] == "epsilon"
     ]
     return LadderReport(
         bundle=options.bundle,
@@ -215,12 +242,12 @@ def _make_report(
         reference=TORCH_REFERENCE if is_torch else SELF_REFERENCE,
         backend=options.backend,
         backend_version=read_backend_version(options.backend),
-        processor=processor_name(),
+        processor=read_processor(options.backend),
         threads=options.threads,
         is_quick=options.is_quick,
         lookahead_lengths=() if ladder is None else ladder.lookahead_lengths,
-        epsilon=epsilons[0] if epsilons else None,
-        digests={} if ladder is None else certified_digests(ladder.manifest),
+        epsilon=max(epsilons, default=None),
+        digests={} if ladder is None else certified_digests(ladder.manifest, options.backend),
         num_prompts=0 if ladder is None else len(ladder.prompts),
         prompts_sha256=hash_prompts(options.prompts or PROMPTS[: options.settings.prompts]),
         left_out=() if ladder is None else tuple(_left_out(options, ladder)),

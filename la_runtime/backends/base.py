@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from la_runtime.contract import Contract
 
-__all__ = ["Backend", "CacheSizing", "CacheState", "Outputs", "Scores", "StepInputs"]
+__all__ = ["Backend", "CacheSizing", "CacheState", "Outputs", "PassLimits", "Scores", "StepInputs"]
 
 
 class Outputs(Flag):
@@ -41,20 +41,36 @@ class CacheSizing(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PassLimits:
+    """The largest pass a backend can run; None where any size will do.
+
+    Args:
+        batch: sequences.
+        block: rows per sequence, padding included.
+        places: cache places a sequence may have committed before a pass.
+    """
+
+    batch: int | None = None
+    block: int | None = None
+    places: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
     """One block, ready to run.
 
     Args:
         input_ids: [batch, block] int64; ids >= vocab_size are lookahead tokens.
         position_ids: [batch, block] int64.
-        attention_mask: [batch, 1, block, past + block] additive, in the compute dtype.
+        attention_mask: [batch, 1, block, keys] additive, in the compute dtype as `storage` holds
+            it; keys are past + block (`concat`) or the capacity (`scatter`).
         logits_rows: [batch, rows] int64, the block rows whose scores are wanted.
         outputs: which scores will be read.
     """
 
     input_ids: NDArray[np.int64]
     position_ids: NDArray[np.int64]
-    attention_mask: NDArray[np.floating]
+    attention_mask: NDArray[np.generic]
     logits_rows: NDArray[np.int64]
     outputs: Outputs
 
@@ -85,7 +101,7 @@ class CacheState(Protocol):
 
     @property
     def past_len(self) -> int:
-        """Cache columns the next forward presents."""
+        """Cache columns the next forward presents; in cache form `scatter` the capacity."""
         ...
 
     def reserve(self, places: int) -> None:
@@ -134,6 +150,11 @@ class Backend(Protocol):
         """Block widths it runs at full speed; empty when every width is as good."""
         ...
 
+    @property
+    def limits(self) -> PassLimits:
+        """The largest pass it can run."""
+        ...
+
     def allocate(self, batch: int, sizing: CacheSizing) -> CacheState:
         """A cache of `batch` empty sequences, zeroed."""
         ...
@@ -150,7 +171,7 @@ class Backend(Protocol):
         ...
 
     def set_lookahead_embeddings(self, embeddings: NDArray[np.floating]) -> None:
-        """Bind other lookahead vectors, [k_max, hidden_size] in the compute dtype."""
+        """Bind other lookahead vectors, [k_max, hidden_size]; rounded to the compute dtype."""
         ...
 
     def close(self) -> None:

@@ -3,7 +3,8 @@
 Integer arithmetic modulo 2^64 replaces attention, so results are exact and a leaked slot, a stale
 cache place or a position off by one changes every token after it. The cache is real: K/V of a row
 depend on what the row saw when it was computed, and unused places hold random values rather than
-zeros, so that a mask that shows one is noticed.
+zeros, so that a mask that shows one is noticed. In cache form `scatter` a pass writes its rows into
+the cache, and what was not committed stays there until it is overwritten.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from la_runtime.backends.base import CacheSizing, CacheState, Outputs, StepInputs
-from la_runtime.contract import Contract
+from la_runtime.backends.base import CacheSizing, CacheState, Outputs, PassLimits, StepInputs
+from la_runtime.contract import CacheForm, Contract
 from la_runtime.hashing import mix
 
 __all__ = ["FakeBackend"]
@@ -27,16 +28,29 @@ _CAPACITY_STEP = 16
 
 
 class _FakeCache:
-    def __init__(self, batch: int, sizing: CacheSizing) -> None:
+    def __init__(self, batch: int, sizing: CacheSizing, capacity: int | None) -> None:
         self.sizing = sizing
+        self.capacity = capacity
         self.lengths = np.zeros(batch, dtype=np.int64)
         self.origins = list(range(batch))
-        self.places = _unused_places(batch, 0)  # [layers, batch, places]
+        self.places = _unused_places(batch, capacity or 0)  # [layers, batch, places]
         self.block = np.zeros((_NUM_LAYERS, batch, 0), dtype=np.uint64)
 
     @property
     def past_len(self) -> int:
         return int(self.places.shape[2])
+
+    def keys(self, layer: int, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """[batch, keys] what the rows of a block may see; writes them in cache form `scatter`."""
+        self.block[layer] = values
+        if self.capacity is None:
+            return np.concatenate([self.places[layer], values], axis=1)
+        for sequence, start in enumerate(self.lengths):
+            stop = int(start) + values.shape[1]
+            assert stop <= self.capacity, "a block is written where the cache has places"
+            self.places[layer, sequence, start:stop] = values[sequence]
+        keys: NDArray[np.uint64] = self.places[layer]
+        return keys
 
     def append(self, sequence: int, rows: Sequence[int]) -> None:
         start = int(self.lengths[sequence])
@@ -60,7 +74,7 @@ class _FakeCache:
         self.block = self.block[:, kept]
 
     def take(self, indices: Sequence[int]) -> _FakeCache:
-        taken = _FakeCache(0, self.sizing)
+        taken = _FakeCache(0, self.sizing, self.capacity)
         taken.lengths, taken.origins = self.lengths, self.origins
         taken.places, taken.block = self.places, self.block
         taken.keep(indices)
@@ -130,6 +144,8 @@ class FakeBackend:
         slot_oracle: per sequence, in the order of `allocate`, its token ids by position. A slot
             at position q then proposes the token at q + 1 wherever the oracle reaches.
         widths: block widths to report.
+        capacity: places of a cache in form `scatter`; None for form `concat`.
+        max_block: rows that a pass may have; None for any number.
     """
 
     def __init__(
@@ -140,8 +156,12 @@ class FakeBackend:
         seed: int = 0,
         slot_oracle: Sequence[Sequence[int]] = (),
         widths: tuple[int, ...] = (),
+        capacity: int | None = None,
+        max_block: int | None = None,
     ) -> None:
         self.contract = Contract(
+            cache_form=CacheForm.CONCAT if capacity is None else CacheForm.SCATTER,
+            capacity=capacity,
             num_layers=_NUM_LAYERS,
             num_kv_heads=1,
             head_dim=1,
@@ -151,24 +171,25 @@ class FakeBackend:
             top_c=min(8, vocab_size),
         )
         self.widths = widths
+        self.limits = PassLimits(block=max_block)
         self._slot_oracle = slot_oracle
         self._seed = np.uint64(seed)
         self._lookahead = np.arange(1, k_max + 1, dtype=np.uint64)
 
     def allocate(self, batch: int, sizing: CacheSizing) -> CacheState:
         """See `Backend.allocate`."""
-        return _FakeCache(batch, sizing)
+        return _FakeCache(batch, sizing, self.contract.capacity)
 
     def forward(self, state: CacheState, inputs: StepInputs) -> _FakeScores:
         """See `Backend.forward`."""
         assert isinstance(state, _FakeCache)
-        seen = inputs.attention_mask[:, 0] == 0  # [batch, block, past + block]
+        seen = inputs.attention_mask[:, 0] == 0  # [batch, block, keys]
+        assert self.limits.block is None or seen.shape[1] <= self.limits.block, "within limits"
         values = self._embed(inputs.input_ids) ^ mix(inputs.position_ids.astype(np.uint64))
         state.block = np.empty((_NUM_LAYERS, *values.shape), dtype=np.uint64)
         for layer in range(_NUM_LAYERS):
             values = mix(values + np.uint64(layer))  # [batch, block]
-            state.block[layer] = values
-            keys = np.concatenate([state.places[layer], values], axis=1)  # [batch, past + block]
+            keys = state.keys(layer, values)  # [batch, keys]
             attended = np.where(seen, keys[:, None, :], np.uint64(0)).sum(axis=2, dtype=np.uint64)
             values = mix(values ^ mix(attended))
         hidden = np.take_along_axis(values, inputs.logits_rows, axis=1)  # [batch, rows]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from la_runtime.backends import BACKENDS
 from la_runtime.errors import UsageError
 from la_runtime.layout import Layout
 from la_runtime.sampling import DEFAULT_MAX_NEW_TOKENS, Select
@@ -69,7 +70,14 @@ __all__ = ["generate"]
     is_flag=True,
     help="Make close choices again by passes of one row, as plain decoding.",
 )
-@click.option("--threads", type=int, default=0, help="Threads per pass.  [default: all cores]")
+@click.option(
+    "--backend",
+    type=click.Choice(BACKENDS),
+    default=BACKENDS[0],
+    show_default=True,
+    help="What runs the graph.",
+)
+@click.option("--threads", type=int, default=0, help="CPU threads per pass.  [default: all cores]")
 @click.option("--stats", is_flag=True, help="Print statistics to stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 def generate(
@@ -95,6 +103,7 @@ def generate(
     min_new_tokens: int,
     ignore_eos: bool,
     strict: bool,
+    backend: str,
     threads: int,
     stats: bool,
     as_json: bool,
@@ -128,7 +137,7 @@ def generate(
         strict=strict,
     )
     with (
-        Engine.open(bundle, threads=threads) as engine,
+        Engine.open(bundle, backend=backend, k=k, threads=threads) as engine,
         engine.stream(text, params, chat=chat) as stream,
     ):
         for chunk in stream:

@@ -50,6 +50,8 @@ VOCAB_SIZE: Final = 320
 K_MAX: Final = 6
 LONGEST_PROMPT: Final = 16
 MOST_NEW_TOKENS: Final = 14
+# Of a pass over a cache of form `scatter`; the widest step has 49.
+MOST_ROWS: Final = 64
 # How far the truth looks past the longest output, so that drafts there are right, too.
 BEYOND: Final = 4
 LOGPROB_TOLERANCE: Final = 1e-4
@@ -129,6 +131,11 @@ class Case:
     context: int
     policy: BlockPolicy
     epsilon: float
+
+    @property
+    def capacity(self) -> int | None:
+        """Cache places of every second case, which runs over a cache of form `scatter`."""
+        return None if self.policy.most_rows is None else self.context + self.policy.most_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -360,7 +367,7 @@ def make_case(index: int, slow: SlowDecoder) -> tuple[Case, list[Truth]]:
         requests=tuple(requests),
         eos_token_ids=eos,
         context=context,
-        policy=_draw_policy(rng),
+        policy=_draw_policy(rng, most_rows=MOST_ROWS if index % 2 else None),
         epsilon=float(rng.choice([1e-3, 1.0])),
     )
     return case, truths
@@ -446,12 +453,17 @@ def _draw_wrong(rng: np.random.Generator, length: int) -> frozenset[int]:
     return frozenset(np.flatnonzero(rng.random(length) < share).tolist())
 
 
-def _draw_policy(rng: np.random.Generator) -> BlockPolicy:
+def _draw_policy(rng: np.random.Generator, *, most_rows: int | None) -> BlockPolicy:
     if rng.random() < 0.1:
-        return BlockPolicy.fixed_width(int(rng.integers(49, 60)), k_max=K_MAX)
+        policy = BlockPolicy.fixed_width(int(rng.integers(49, 60)), k_max=K_MAX)
+        return replace(policy, most_rows=most_rows)
     widths = rng.integers(1, 60, size=rng.integers(4)) if rng.random() < 0.5 else ()
     chunk = int(rng.integers(1, 20)) if rng.random() < 0.6 else 512
-    return BlockPolicy(widths=tuple(int(width) for width in widths), prefill_chunk=chunk)
+    return BlockPolicy(
+        widths=tuple(int(width) for width in widths),
+        prefill_chunk=chunk if most_rows is None else min(chunk, most_rows - K_MAX),
+        most_rows=most_rows,
+    )
 
 
 # Comparison
@@ -497,7 +509,12 @@ def check_case(
     """
     told = [_told(request, truth) for request, truth in zip(case.requests, truths, strict=True)]
     backend = FakeBackend(
-        vocab_size=VOCAB_SIZE, k_max=K_MAX, seed=case.model_seed, slot_oracle=told
+        vocab_size=VOCAB_SIZE,
+        k_max=K_MAX,
+        seed=case.model_seed,
+        slot_oracle=told,
+        capacity=case.capacity,
+        max_block=case.policy.most_rows,
     )
     decoder = Decoder(
         backend, context=case.context, eos_token_ids=case.eos_token_ids, epsilon=case.epsilon

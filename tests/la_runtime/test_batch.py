@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from la_runtime.backends.base import Outputs
+from la_runtime.backends.base import Outputs, PassLimits
 from la_runtime.backends.fake import FakeBackend
 from la_runtime.batch import BlockPolicy
 from la_runtime.decoder import Decoder
-from la_runtime.errors import LookaheadError
+from la_runtime.errors import LookaheadError, UsageError
 from la_runtime.hashing import mix
 from la_runtime.layout import Layout
 from la_runtime.sampling import SamplingParams
@@ -404,3 +406,27 @@ def test_an_error_of_any_kind_ends_its_own_sequence(monkeypatch):
 
     assert list(errors) == [sequences[1]]
     assert [len(tokens[s]) for s in (sequences[0], sequences[2])] == [6, 6]
+
+
+def test_the_default_policy_keeps_within_what_the_backend_can_run():
+    limits = PassLimits(block=60)
+
+    policy = BlockPolicy.within(limits, k_max=4, widths=(8, 60))
+
+    assert (policy.prefill_chunk, policy.most_rows, policy.widths) == (56, 60, (8, 60))
+    assert BlockPolicy.within(PassLimits(), k_max=4) == BlockPolicy()
+    assert BlockPolicy.within(PassLimits(block=2000), k_max=4).prefill_chunk == 512
+    with pytest.raises(UsageError, match="block width 61 is more than the 60 rows that a pass"):
+        BlockPolicy.within(limits, k_max=4, widths=(8, 61))
+
+
+def test_a_step_that_no_pass_can_hold_is_refused():
+    backend = FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX, max_block=24)
+    decoder = make_decoder(backend)
+    params = SamplingParams(k=4, layout="full", max_new_tokens=4)
+
+    with pytest.raises(UsageError, match="up to 25 rows, and a pass of this bundle at most 24"):
+        decoder.start([PROMPTS[0]], [params])
+    with decoder.start([PROMPTS[0]], [replace(params, k=3)]) as decoding:
+        decoding.prefill()
+        decoding.step()

@@ -56,7 +56,7 @@ def make_certificate(bundle: Bundle, **changes) -> Certificate:
         "reference": "torch",
         "epsilon": 1e-5,
         "lookahead_lengths": (2,),
-        "digests": certified_digests(bundle.manifest),
+        "digests": certified_digests(bundle.manifest, "ort-cpu"),
         "facts_sha256": hash_facts(bundle.manifest),
         "rungs": {"logits": "passed"},
         "report": "reports/verify-1.json",
@@ -69,7 +69,7 @@ def reopen(bundle: Bundle) -> Bundle:
 
 
 def test_graphs_weights_vectors_and_tokenizer_are_certified_and_plans_are_not(bundle):
-    assert set(certified_digests(bundle.manifest)) == {
+    assert set(certified_digests(bundle.manifest, "ort-cpu")) == {
         GRAPH_PATH,
         GRAPH_PATH + ".data",
         LOOKAHEAD_PATH,
@@ -298,7 +298,7 @@ def test_a_machine_that_tells_nothing_still_has_a_name(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "_CPU_FACTS", tmp_path / "none")
     monkeypatch.setattr(module.platform, "processor", lambda: "")
     monkeypatch.setattr(module.platform, "machine", lambda: "x86_64")
-    monkeypatch.setattr(module, "_CPU_DISTRIBUTIONS", ("no-such-distribution",))
+    monkeypatch.setattr(module, "_DISTRIBUTIONS", {"ort-cpu": ("no-such-distribution",)})
 
     assert processor_name() == "x86_64"
     assert read_backend_version("ort-cpu") == "not installed"

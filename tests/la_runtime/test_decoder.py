@@ -50,9 +50,10 @@ def _exact(k: int, layout: Layout, num_tokens: int = NUM_TOKENS) -> SamplingPara
     data=st.data(),
     chunk=st.integers(1, 9),
     widths=st.lists(st.integers(1, 60), max_size=3),
+    capacity=st.sampled_from([None, CONTEXT + 60]),
 )
-def test_exact_decoding_equals_plain_decoding(batch, seed, data, chunk, widths):
-    """Any k, layout, batch, chunking and width, with slots that are right some of the time."""
+def test_exact_decoding_equals_plain_decoding(batch, seed, data, chunk, widths, capacity):
+    """Any k, layout, batch, chunking, width and cache form; slots are right some of the time."""
     params = [
         _exact(data.draw(lookahead_lengths), data.draw(layouts), data.draw(st.integers(1, 20)))
         for _ in batch
@@ -62,7 +63,9 @@ def test_exact_decoding_equals_plain_decoding(batch, seed, data, chunk, widths):
         future = _oracle(tuple(prompt), seed=seed, num_tokens=24)
         wrong = data.draw(st.sets(st.integers(0, len(future) - 1)))
         futures.append([(t + 1) % VOCAB_SIZE if i in wrong else t for i, t in enumerate(future)])
-    backend = FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX, seed=seed, slot_oracle=futures)
+    backend = FakeBackend(
+        vocab_size=VOCAB_SIZE, k_max=K_MAX, seed=seed, slot_oracle=futures, capacity=capacity
+    )
     policy = BlockPolicy(prefill_chunk=chunk, widths=tuple(widths))
 
     results, stats = decode(backend, batch, params, policy=policy)

@@ -9,20 +9,25 @@ from hypothesis import strategies as st
 from la_runtime.layout import Group, Layout, StepRows, make_rows
 from la_runtime.masks import make_attention_mask
 
-MASKED = -1e9
-FLOAT32 = np.dtype(np.float32)
+MASKED = np.float32(-1e9)
 
 
 def _seen(rows: list[StepRows | None], lengths: list[int], past_len: int, block_len: int):
+    """What is seen in cache form `concat`."""
+    return _seen_at(rows, lengths, [past_len] * len(rows), past_len + block_len, block_len)
+
+
+def _seen_at(rows, lengths, block_columns, num_keys, block_len):
     mask = make_attention_mask(
         rows,
         np.asarray(lengths),
-        past_len=past_len,
+        block_columns=np.asarray(block_columns),
+        num_keys=num_keys,
         block_len=block_len,
         masked=MASKED,
-        dtype=FLOAT32,
     )
-    assert set(np.unique(mask)) <= {0.0, np.float32(MASKED)}
+    assert mask.dtype == MASKED.dtype
+    assert set(np.unique(mask)) <= {0.0, MASKED}
     return mask[:, 0] == 0
 
 
@@ -85,3 +90,22 @@ def test_padding_sees_itself_alone_and_is_seen_by_none(lengths, data):
         assert not seen[sequence, padding, :past_len].any()
         assert seen[sequence, :num_rows, :length].all()
         assert not seen[sequence, :num_rows, length:past_len].any()
+
+
+@given(lengths=st.lists(st.integers(0, 6), min_size=1, max_size=4), spare=st.integers(0, 3))
+def test_a_scattered_block_sees_what_a_concatenated_one_sees_at_other_columns(lengths, spare):
+    """The block's columns come right behind the committed places instead of behind them all."""
+    rows = [make_rows(1, (0, 1), Layout.FULL.groups(2, 1)) for _ in lengths]
+    block_len = rows[0].num_rows
+    past_len = max(lengths)
+    capacity = past_len + block_len + spare
+
+    scattered = _seen_at(rows, lengths, lengths, capacity, block_len)
+
+    concatenated = _seen(rows, lengths, past_len, block_len)
+    for sequence, length in enumerate(lengths):
+        stop = length + block_len
+        found = scattered[sequence, :, length:stop]
+        assert np.array_equal(found, concatenated[sequence, :, past_len:])
+        assert scattered[sequence, :, :length].all()
+        assert not scattered[sequence, :, stop:].any()

@@ -11,7 +11,12 @@ from la_runtime.contract import Dtype, TensorSpec
 
 __all__ = ["IR_DTYPES", "name_by_contract"]
 
-IR_DTYPES: Final = {Dtype.INT64: ir.DataType.INT64, Dtype.FLOAT32: ir.DataType.FLOAT}
+IR_DTYPES: Final = {
+    Dtype.INT64: ir.DataType.INT64,
+    Dtype.FLOAT32: ir.DataType.FLOAT,
+    Dtype.FLOAT16: ir.DataType.FLOAT16,
+    Dtype.BFLOAT16: ir.DataType.BFLOAT16,
+}
 
 
 def name_by_contract(step_graph: StepGraph) -> None:

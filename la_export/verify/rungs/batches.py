@@ -13,7 +13,6 @@ from la_export.verify.decoding import decode
 from la_export.verify.findings import Figure, Finding
 from la_export.verify.ladder import Configuration, EncodedPrompt, Ladder, Proposals
 from la_export.verify.passes import read_text, score_batch
-from la_export.verify.rungs.logits import LOGITS_BOUND
 from la_export.verify.tokens import Comparisons
 from la_runtime.backends.base import CacheSizing
 from la_runtime.batch import BlockPolicy
@@ -58,7 +57,7 @@ def check_padding(ladder: Ladder) -> Finding:
     batch = ladder.prompts[:_BATCH]
     share, problems = _compare_padded_logits(ladder, batch)
     batch = batch if ladder.settings.every_prompt else batch[-_SMALL_BATCH:]
-    comparisons = Comparisons(epsilon=ladder.epsilon)
+    comparisons = Comparisons(tolerance=ladder.tolerance, epsilon=ladder.epsilon)
     ways = tuple(_ways(ladder))
     accepted = sum(_compare_ragged_tokens(ladder, batch, way, comparisons) for way in ways)
     if not accepted and ladder.has_room_for_blocks:
@@ -66,7 +65,7 @@ def check_padding(ladder: Ladder) -> Finding:
     requests = _compare_engine(ladder, batch, comparisons)
     return Finding(
         figures=(
-            Figure(name="largest share of the range", value=share, bound=LOGITS_BOUND),
+            Figure(name="largest share of the range", value=share, bound=ladder.tolerance.logits),
             Figure(name="tokens", value=comparisons.num_tokens),
             Figure(name="near-ties", value=len(comparisons.near_ties)),
         ),
@@ -98,7 +97,7 @@ def _compare_padded_logits(
         difference = np.abs(logits[:length] - alone)
         share = float(difference.max()) / (float(np.ptp(alone)) or 1.0)
         largest = max(largest, share)
-        if not share <= LOGITS_BOUND:
+        if not share <= ladder.tolerance.logits:
             row = int(np.argmax(difference.max(axis=-1)))
             problems.append(
                 f"prompt {prompt.name}: logits at position {row} change by {share:.2g} of their "

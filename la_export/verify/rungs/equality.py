@@ -13,7 +13,7 @@ from la_export.verify.findings import Figure, Finding
 from la_export.verify.ladder import RECIPES, Configuration, EncodedPrompt, Ladder
 from la_export.verify.reference import Reference
 from la_export.verify.sampler import judge_token
-from la_export.verify.tokens import EPSILON_LIMIT_FP32, Comparisons, refuse_near_ties
+from la_export.verify.tokens import Comparisons, refuse_near_ties
 from la_runtime.batch import BlockPolicy
 from la_runtime.sampling import SamplingParams
 
@@ -39,7 +39,7 @@ def _summarize(comparisons: Comparisons, detail: str, *figures: Figure) -> Findi
 
 def check_greedy_equality(ladder: Ladder) -> Finding:
     """Greedy tokens with lookaheads, and with prompts read in chunks, against plain decoding."""
-    comparisons = Comparisons(epsilon=ladder.epsilon)
+    comparisons = Comparisons(tolerance=ladder.tolerance, epsilon=ladder.epsilon)
     for run in ladder.lookahead_runs:
         plain = ladder.plain_runs[run.prompt.name]
         comparisons.compare(
@@ -104,7 +104,7 @@ def check_teacher_forced(ladder: Ladder) -> Finding:
     }
     readers = {"the bundle's own pass": (ladder.own_reference, ladder.epsilon)}
     if ladder.source is not None:
-        readers["PyTorch"] = (ladder.reference, EPSILON_LIMIT_FP32)
+        readers["PyTorch"] = (ladder.reference, ladder.tolerance.reference_epsilon)
     near_ties: list[str] = []
     problems: list[str] = []
     num_tokens = 0
@@ -118,7 +118,7 @@ def check_teacher_forced(ladder: Ladder) -> Finding:
                     f"new token {place}, by {gaps[place]:.2g} (epsilon {epsilon:.2g})"
                 )
                 (near_ties if gaps[place] < epsilon else problems).append(line)
-    problems += refuse_near_ties(near_ties, num_tokens * len(readers))
+    problems += refuse_near_ties(near_ties, num_tokens * len(readers), ladder.tolerance)
     return Finding(
         figures=(
             Figure(name="tokens", value=num_tokens),
@@ -144,7 +144,7 @@ def check_sampled_equality(ladder: Ladder) -> Finding:
     Both choose tokens with the same code; so each plain token is chosen once more from the
     reference's scores by `sampler`.
     """
-    comparisons = Comparisons(epsilon=ladder.epsilon)
+    comparisons = Comparisons(tolerance=ladder.tolerance, epsilon=ladder.epsilon)
     truth = _Truth(ladder)
     accepted = 0
     for seed in range(ladder.settings.seeds):
@@ -187,7 +187,8 @@ class _Truth:
     def __init__(self, ladder: Ladder) -> None:
         self._reference = ladder.reference
         # Two implementations differ by more than two widths of one.
-        self._epsilon = EPSILON_LIMIT_FP32 if ladder.source else ladder.epsilon
+        self._tolerance = ladder.tolerance
+        self._epsilon = self._tolerance.reference_epsilon if ladder.source else ladder.epsilon
         self._differences: list[str] = []
         self._near_ties: list[str] = []
         self.num_tokens = 0
@@ -219,4 +220,7 @@ class _Truth:
     @property
     def problems(self) -> tuple[str, ...]:
         """What is not excused, and the near-ties if there are too many of them."""
-        return (*self._differences, *refuse_near_ties(self._near_ties, self.num_tokens))
+        return (
+            *self._differences,
+            *refuse_near_ties(self._near_ties, self.num_tokens, self._tolerance),
+        )

@@ -18,16 +18,12 @@ from la_export.verify.passes import (
     read_text,
     score_rows,
 )
-from la_export.verify.tokens import EPSILON_LIMIT_FP32
+from la_export.verify.tolerance import Tolerance
 from la_runtime.backends.base import CacheSizing
 from la_runtime.layout import Group, GroupMask, make_rows
 
-__all__ = ["KL_BOUND", "LOGITS_BOUND", "LogitDifferences", "check_logits", "check_slot_logits"]
+__all__ = ["LogitDifferences", "check_logits", "check_slot_logits"]
 
-# Share of the logits' range; float32 kernels that sum in another order differ by 1e-6 to 1e-5.
-LOGITS_BOUND: Final = 1e-4
-# Two distributions whose logits differ by 1e-4 of a range of 40 are at most about this far apart.
-KL_BOUND: Final = 1e-5
 _CHUNK: Final = 16
 _NUM_DRAFTS: Final = 2
 _ODD_TEXT: Final = 128
@@ -39,10 +35,10 @@ class LogitDifferences:
     """Logits compared with the reference's, text by text.
 
     Args:
-        bound: largest difference, as a share of the range of the true logits.
+        tolerance: how far they may be apart.
     """
 
-    bound: float = LOGITS_BOUND
+    tolerance: Tolerance
     largest: float = 0.0
     largest_share: float = 0.0
     largest_kl: float = 0.0
@@ -73,11 +69,11 @@ class LogitDifferences:
         self.count += difference.size
         self._compare_best(what, found, truth)
         self.largest_kl = max(self.largest_kl, float(_divergence(truth, found).max()))
-        if not largest <= self.bound * scale:
+        if not largest <= self.tolerance.logits * scale:
             self.problems.append(
                 f"{what}: logits at position {worst} differ by {largest:.3g} of token "
                 f"{int(np.argmax(difference[worst]))}, {largest / scale:.2g} of their range "
-                f"(at most {self.bound:.0e})"
+                f"(at most {self.tolerance.logits:.0e})"
             )
 
     def _compare_best(
@@ -87,7 +83,7 @@ class LogitDifferences:
         expected = truth.argmax(axis=-1)
         rows = np.arange(len(truth))
         gaps = truth[rows, expected] - truth[rows, best]
-        is_good = (best == expected) | (gaps < EPSILON_LIMIT_FP32)
+        is_good = (best == expected) | (gaps < self.tolerance.reference_epsilon)
         self.rows += len(rows)
         self.agreed += int(np.count_nonzero(is_good))
         for row in np.flatnonzero(~is_good)[:1]:
@@ -102,10 +98,10 @@ class LogitDifferences:
         disagreement = 1.0 - self.agreed / max(self.rows, 1)
         return (
             Figure(name="largest difference", value=self.largest),
-            Figure(name="largest share of the range", value=self.largest_share, bound=self.bound),
+            Figure(name="largest share of the range", value=self.largest_share, bound=self.tolerance.logits),
             Figure(name="mean difference", value=self.total / max(self.count, 1)),
             Figure(name="top-1 disagreement", value=disagreement, bound=0.0),
-            Figure(name="largest KL", value=self.largest_kl, bound=KL_BOUND),
+            Figure(name="largest KL", value=self.largest_kl, bound=self.tolerance.kl),
         )
 
 
@@ -123,7 +119,7 @@ def _log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
 
 def check_logits(ladder: Ladder) -> Finding:
     """Every position of every prompt, read in chunks with a cache, against one causal pass."""
-    differences = LogitDifferences()
+    differences = LogitDifferences(tolerance=ladder.tolerance)
     for prompt in ladder.prompts:
         found = read_text(ladder.backend, prompt.token_ids, width=_CHUNK, context=ladder.context)
         differences.add(
@@ -184,7 +180,7 @@ def check_slot_logits(ladder: Ladder) -> Finding:
     if not ladder.lookahead_lengths:
         return Finding(skipped="the bundle has no lookahead length above 0")
     # Random vectors are no text's; what they give says the right thing of positions and masks.
-    own, distinct = LogitDifferences(), LogitDifferences()
+    own, distinct = (LogitDifferences(tolerance=ladder.tolerance) for _ in range(2))
     prompt = max(ladder.prompts, key=lambda entry: len(entry.token_ids))
     for name, vectors, differences in (
         ("the bundle's vectors", ladder.own_vectors, own),
@@ -194,11 +190,11 @@ def check_slot_logits(ladder: Ladder) -> Finding:
             _compare_slots(ladder, prompt, name, vectors, differences)
     return Finding(
         figures=(
-            Figure(name="largest share of the range", value=own.largest_share, bound=own.bound),
+            Figure(name="largest share of the range", value=own.largest_share, bound=ladder.tolerance.logits),
             Figure(
                 name="the same with random vectors",
                 value=distinct.largest_share,
-                bound=distinct.bound,
+                bound=ladder.tolerance.logits,
             ),
         ),
         problems=(*own.problems, *distinct.problems),

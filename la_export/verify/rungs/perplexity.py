@@ -18,8 +18,6 @@ __all__ = ["check_perplexity"]
 _LOOKAHEADS: Final = 8
 _CHUNK: Final = 32
 _LEAST_TEXT: Final = 2
-# Sums of another width; over hundreds of tokens they all but cancel out.
-_RELATIVE_BOUND: Final = 1e-5
 _CLAIMED_PERCENT: Final = 0.3
 
 
@@ -37,7 +35,7 @@ def check_perplexity(ladder: Ladder) -> Finding:
         figures=(
             Figure(name="perplexity with 0", value=narrow),
             Figure(name=f"perplexity with {k}", value=present),
-            Figure(name="relative change", value=change, bound=_RELATIVE_BOUND),
+            Figure(name="relative change", value=change, bound=ladder.tolerance.perplexity),
             Figure(name="change at equal widths", value=abs(present - padded), bound=0.0),
         ),
         detail=f"{len(text) - 1} tokens: {narrow:.6g} with 0 lookaheads, {present:.6g} with {k}, "

@@ -34,7 +34,7 @@ def check_last_positions(ladder: Ladder) -> Finding:
     ones, so that the rotations of the largest positions and distances are compared. The generation
     then runs at the very last positions, too.
     """
-    differences = LogitDifferences()
+    differences = LogitDifferences(tolerance=ladder.tolerance)
     shifted = ladder.long_text[: min(_LAST, ladder.context)]
     shift = ladder.context - len(shifted)
     found = read_text(
@@ -94,7 +94,7 @@ def _fill_context(ladder: Ladder) -> tuple[list[str], int]:
     context = len(prompt.token_ids) + room
     shift = ladder.context - context
     plain = _decode_to_end(ladder, prompt, None, context, shift)
-    comparisons = Comparisons(epsilon=ladder.epsilon)
+    comparisons = Comparisons(tolerance=ladder.tolerance, epsilon=ladder.epsilon)
     problems: list[str] = []
     for configuration in (None, *ladder.chosen_configurations):
         found = plain

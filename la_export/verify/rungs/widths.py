@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 from la_export.verify.decoding import Decoded, decode_recorded
 from la_export.verify.findings import Figure, Finding
 from la_export.verify.ladder import Configuration, EncodedPrompt, Ladder, Proposals
-from la_export.verify.tokens import EPSILON_LIMIT_FP32
 from la_runtime.batch import BlockPolicy
 
 __all__ = ["check_epsilon", "check_fixed_width"]
@@ -17,11 +16,11 @@ Recorded = tuple[Decoded, dict[int, NDArray[np.float32]]]
 
 
 def check_epsilon(ladder: Ladder) -> Finding:
-    """The near-tie margin of this backend, within what fp32 is allowed."""
+    """The near-tie margin of this backend, within what its precision is allowed."""
     positions = min(ladder.settings.epsilon_positions, ladder.context)
     return Finding(
         figures=(
-            Figure(name="epsilon", value=ladder.measured_epsilon, bound=EPSILON_LIMIT_FP32),
+            Figure(name="epsilon", value=ladder.measured_epsilon, bound=ladder.tolerance.epsilon),
             Figure(name="positions", value=positions),
         ),
         detail=f"four times the largest logit difference between 1 row and "

@@ -166,9 +166,9 @@ def test_a_position_that_counts_the_cache_wrongly_is_caught(monkeypatch, sound):
 
 
 def test_a_stale_cache_place_that_is_seen_is_caught_by_the_cache_audit(monkeypatch, sound):
-    def make_faulty(rows, lengths, *, past_len, **options):
+    def make_faulty(rows, lengths, *, block_columns, **options):
         return make_attention_mask(
-            rows, np.minimum(lengths + 1, past_len), past_len=past_len, **options
+            rows, np.minimum(lengths + 1, block_columns), block_columns=block_columns, **options
         )
 
     monkeypatch.setattr(block, "make_attention_mask", make_faulty)

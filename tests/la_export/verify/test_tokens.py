@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from la_export.verify.tokens import (
-    Comparisons,
-    Verdict,
-    compare_tokens,
-    excuse_allowance,
-    refuse_near_ties,
-)
+from la_export.verify.tokens import Comparisons, Verdict, compare_tokens, refuse_near_ties
+from la_export.verify.tolerance import FP32
 
 EPSILON = 0.5
 
@@ -39,15 +34,8 @@ def test_only_a_near_tie_at_the_first_difference_excuses(
     assert (comparison.position, comparison.margin) == (position, margin)
 
 
-@pytest.mark.parametrize(
-    ("num_tokens", "allowed"), [(0, 1), (4_999, 1), (9_999, 1), (10_000, 2), (50_000, 10)]
-)
-def test_one_token_in_5000_may_be_excused_and_one_always(num_tokens, allowed):
-    assert excuse_allowance(num_tokens) == allowed
-
-
 def test_a_near_tie_met_in_several_ways_is_excused_once():
-    comparisons = Comparisons(epsilon=EPSILON)
+    comparisons = Comparisons(tolerance=FP32, epsilon=EPSILON)
 
     for way in ("k=2", "k=4"):
         comparisons.compare("text", way, (1, 2, 3), (1.0, 0.4, 1.0), (1, 9, 9))
@@ -58,7 +46,7 @@ def test_a_near_tie_met_in_several_ways_is_excused_once():
 
 
 def test_more_near_ties_than_allowed_are_a_problem_and_each_is_listed():
-    comparisons = Comparisons(epsilon=EPSILON)
+    comparisons = Comparisons(tolerance=FP32, epsilon=EPSILON)
 
     comparisons.compare("one", "k=2", (1, 2, 3), (1.0, 0.4, 1.0), (1, 9, 9))
     comparisons.compare("two", "k=2", (1, 2, 3), (0.1, 0.4, 1.0), (7, 9, 9))
@@ -71,7 +59,7 @@ def test_more_near_ties_than_allowed_are_a_problem_and_each_is_listed():
 
 
 def test_a_difference_names_text_way_place_tokens_and_margin():
-    comparisons = Comparisons(epsilon=EPSILON)
+    comparisons = Comparisons(tolerance=FP32, epsilon=EPSILON)
 
     comparisons.compare("text", "k=4 full", (1, 2, 3), (1.0, 1.0, 0.7), (1, 2, 9))
     comparisons.compare("text", "k=2 full", (1, 2, 3), (1.0, 1.0, 0.7), (1, 2))
@@ -83,6 +71,6 @@ def test_a_difference_names_text_way_place_tokens_and_margin():
 
 
 def test_near_ties_are_refused_only_beyond_their_allowance():
-    assert refuse_near_ties(("a",), 32) == ()
-    assert refuse_near_ties(("a", "b"), 10_000) == ()
-    assert refuse_near_ties(("a", "b"), 32) == ("2 near-ties, allowed 1", "a", "b")
+    assert refuse_near_ties(("a",), 32, FP32) == ()
+    assert refuse_near_ties(("a", "b"), 10_000, FP32) == ()
+    assert refuse_near_ties(("a", "b"), 32, FP32) == ("2 near-ties, allowed 1", "a", "b")

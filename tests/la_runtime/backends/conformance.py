@@ -45,10 +45,20 @@ def run(
     return backend.forward(state, inputs)
 
 
+def read(backend: Backend, state: CacheState, token_ids: Sequence[int], *, chunk: int):
+    """[tokens, vocab_size] logits of tokens that are read and committed `chunk` at a time."""
+    found = []
+    for start in range(0, len(token_ids), chunk):
+        part = token_ids[start : start + chunk]
+        found.append(run(backend, state, [part]).logits()[0].copy())
+        backend.commit(state, [range(len(part))])
+    return np.concatenate(found)
+
+
 def fresh_logits(backend: Backend, token_ids: Sequence[int]) -> np.ndarray:
-    """[tokens, vocab_size] logits of one causal pass over an empty cache."""
+    """[tokens, vocab_size] logits of one causal pass over an empty cache, or of the fewest."""
     state = backend.allocate(1, CacheSizing.STEPPED)
-    logits = run(backend, state, [token_ids]).logits()[0].copy()
+    logits = read(backend, state, token_ids, chunk=backend.limits.block or len(token_ids))
     state.close()
     return logits
 
@@ -70,7 +80,7 @@ class BackendConformance:
         state = backend.allocate(3, CacheSizing.STEPPED)
 
         assert state.lengths.tolist() == [0, 0, 0]
-        assert state.past_len == 0
+        assert state.past_len == (backend.contract.capacity or 0)
 
     @pytest.mark.parametrize("sizing", CacheSizing)
     @pytest.mark.parametrize("split", [(40,), (1, 39), (13, 1, 1, 25), (1,) * 40])
@@ -87,7 +97,10 @@ class BackendConformance:
             start += size
             assert state.lengths.tolist() == [start]
             assert state.past_len >= start
-            assert sizing is CacheSizing.STEPPED or state.past_len == start
+            if backend.contract.capacity is not None:
+                assert state.past_len == backend.contract.capacity
+            elif sizing is CacheSizing.EXACT:
+                assert state.past_len == start
 
     def test_rows_that_are_not_committed_leave_no_trace(self, backend, tokens):
         expected = fresh_logits(backend, tokens)
@@ -114,6 +127,44 @@ class BackendConformance:
         after = run(backend, state, [tokens[4:6]]).logits()[0]
 
         self.close_to(after, expected[4:6])
+
+    def test_each_sequence_s_path_is_committed_behind_what_it_has(self, backend, tokens):
+        """Rows 0 and 2; 0 and 3; none; behind caches of different lengths."""
+        vocab_size = backend.contract.vocab_size
+        prompts = [tokens[:5], tokens[5:8], tokens[8:15]]
+        state = backend.allocate(3, CacheSizing.STEPPED)
+        run(backend, state, prompts)
+        backend.commit(state, [range(len(prompt)) for prompt in prompts])
+        root, draft = tokens[20], tokens[21]
+        wrong, other = (draft + 1) % vocab_size, (draft + 2) % vocab_size
+        rows = [
+            [root, wrong, draft, other],
+            [root, wrong, other, draft],
+            [root, wrong, other, draft],
+        ]
+        run(backend, state, rows, parents=(0, 0, 0))
+        backend.commit(state, [(0, 2), (0, 3), ()])
+
+        assert state.lengths.tolist() == [7, 5, 7]
+        found = run(backend, state, [tokens[30:32]] * 3).logits()
+        for sequence, kept in enumerate(([root, draft], [root, draft], [])):
+            whole = [*prompts[sequence], *kept, *tokens[30:32]]
+            self.close_to(found[sequence], fresh_logits(backend, whole)[-2:])
+
+    def test_the_largest_pass_runs_over_the_fullest_cache(self, backend):
+        """Two ways of filling it; the last block is the same."""
+        places = backend.limits.places or 90
+        block = backend.limits.block or 40
+        rng = np.random.default_rng(9)
+        token_ids = rng.integers(0, backend.contract.vocab_size, size=places + block).tolist()
+        found = []
+        for chunk in (block, 23):
+            state = backend.allocate(1, CacheSizing.STEPPED)
+            read(backend, state, token_ids[:places], chunk=chunk)
+            assert state.lengths.tolist() == [places]
+            found.append(run(backend, state, [token_ids[places:]]).logits()[0].copy())
+
+        self.close_to(found[0], found[1])
 
     def test_sequences_of_a_ragged_batch_do_not_touch_each_other(self, backend, tokens):
         lengths = (3, 17, 1)
@@ -222,7 +273,7 @@ class BackendConformance:
         for seed in (None, 1, 2):
             state = backend.allocate(2, sizing)
             run(backend, state, [tokens[:9], tokens[9:13]])
-            backend.commit(state, [range(9), range(4)])
+            backend.commit(state, [range(7), range(4)])  # the others are rejected
             if seed is not None:
                 state.spoil_unused(seed)
             found.append(run(backend, state, [tokens[13:16], tokens[16:19]]).logits().copy())
@@ -261,7 +312,7 @@ class BackendConformance:
         verified, slots = [], []
         for _ in range(2):
             vectors = rng.normal(size=(contract.k_max, contract.hidden_size))
-            backend.set_lookahead_embeddings(vectors.astype(contract.compute_dtype))
+            backend.set_lookahead_embeddings(vectors)
             state = backend.allocate(1, CacheSizing.STEPPED)
             logits = run(backend, state, [tokens[:12]], parents=(0, 1), groups=groups).logits()[0]
             verified.append(logits[:12].copy())
@@ -301,20 +352,25 @@ class BackendConformance:
     def test_the_cache_grows_over_many_steps(self, backend, reserved):
         """Two sequences of different lengths, in memory that suffices, or not, or was not asked."""
         rng = np.random.default_rng(5)
+        num_long = min(25, (backend.limits.places or 400) // 16)
         long, short = (
-            [int(t) for t in rng.integers(0, backend.contract.vocab_size, size=size)]
-            for size in (400, 160)
+            [int(t) for t in rng.integers(0, backend.contract.vocab_size, size=16 * rows)]
+            for rows in (num_long, 10)
         )
         state = backend.allocate(2, CacheSizing.STEPPED)
-        state.reserve(reserved)
+        state.reserve(min(reserved, backend.limits.places or reserved))
         for step in range(16):
-            parts = [long[25 * step : 25 * step + 25], short[10 * step : 10 * step + 10]]
-            found = run(backend, state, parts).logits()[[0, 1], [24, 9]].copy()
-            backend.commit(state, [range(25), range(10)])
+            parts = [
+                long[num_long * step : num_long * (step + 1)],
+                short[10 * step : 10 * (step + 1)],
+            ]
+            found = run(backend, state, parts).logits()[[0, 1], [num_long - 1, 9]].copy()
+            backend.commit(state, [range(num_long), range(10)])
 
         self.close_to(found[0], fresh_logits(backend, long)[-1])
         self.close_to(found[1], fresh_logits(backend, short)[-1])
-        assert state.past_len <= 400 + max(128, 0.12 * 400)
+        places = len(long)
+        assert state.past_len <= (backend.contract.capacity or places + max(128, 0.12 * places))
 
     def test_a_closed_cache_leaves_others_alone(self, backend, tokens):
         closed, kept = (backend.allocate(1, CacheSizing.STEPPED) for _ in range(2))

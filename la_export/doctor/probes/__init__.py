@@ -1,0 +1,1 @@
+"""Small programs that `doctor` runs as child processes. Each prints JSON objects, one a line."""

@@ -1,0 +1,263 @@
+"""A small ragged batch whose every row has a known truth, and the inputs that pose it to a graph.
+
+Two sequences with a past, drafts, lookahead slots, padding and hidden cache places; the truth
+for every row is a plain causal pass over just what that row may see. Knows no graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from la_export.reference import ReferencePass, TorchReference
+from la_runtime.contract import CacheForm, Contract, Name
+from la_runtime.storage import from_stored, stored_masked_value, to_stored
+
+__all__ = ["Sample", "Truth", "make_sample"]
+
+_SEED: Final = 20231
+_FIRST_POSITION: Final = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """One row of the block: what it is and which rows of its block it sees besides itself."""
+
+    token_id: int
+    position: int
+    sees: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sequence:
+    """One sequence: its past and its rows, from which inputs and truth are both made."""
+
+    past_ids: tuple[int, ...]
+    first_position: int
+    rows: tuple[_Row, ...]
+
+    @property
+    def past_positions(self) -> range:
+        return range(self.first_position, self.first_position + len(self.past_ids))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truth:
+    """What PyTorch gives for a sequence.
+
+    Args:
+        past_logits: [past, vocab_size].
+        past_key_values: [2 * layers, kv_heads, past, head_dim].
+        logits: [rows, vocab_size].
+        key_values: [rows, 2 * layers, kv_heads, head_dim].
+    """
+
+    past_logits: NDArray[np.float32]
+    past_key_values: NDArray[np.float32]
+    logits: NDArray[np.float32]
+    key_values: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """The batch, and what PyTorch says of it.
+
+    Args:
+        contract: whose inputs the feeds are.
+        sequences: of the batch.
+        truths: one for each sequence.
+        vectors: [k_max, hidden] lookahead vectors, as the compute dtype holds them.
+    """
+
+    contract: Contract
+    sequences: tuple[_Sequence, ...]
+    truths: tuple[Truth, ...]
+    vectors: NDArray[np.float32]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """[batch] cache places of each sequence's past."""
+        return np.array([len(sequence.past_ids) for sequence in self.sequences], np.int64)
+
+    def make_feeds(self) -> dict[str, NDArray[np.generic]]:
+        """The contract's inputs: short sequences padded, wanted rows in reverse order."""
+        pasts = [truth.past_key_values for truth in self.truths]
+        return _make_feeds(self.contract, self.sequences, pasts, self.vectors)
+
+    def make_prompt_feeds(self) -> dict[str, NDArray[np.generic]]:
+        """The first sequence's past as a prompt with an empty cache, every row asked for."""
+        rows = tuple(
+            _Row(token_id=token_id, position=_FIRST_POSITION + place, sees=tuple(range(place)))
+            for place, token_id in enumerate(self.sequences[0].past_ids)
+        )
+        prompt = _Sequence(past_ids=(), first_position=_FIRST_POSITION, rows=rows)
+        no_past = self.truths[0].past_key_values[:, :, :0]
+        return _make_feeds(self.contract, (prompt,), [no_past], self.vectors)
+
+
+def make_sample(contract: Contract, reference: TorchReference, *, context: int) -> Sample:
+    """Draw the batch and ask PyTorch about it; the same every time.
+
+    The second sequence stands at the end of the context, where angles are largest.
+
+    Args:
+        contract: of the graph.
+        reference: transformers' own model with the same weights.
+        context: positions the bundle serves; the sequences stay within.
+    """
+    rng = np.random.default_rng(_SEED)
+    vectors = _random_vectors(rng, contract, reference)
+    long_past = min(11, max(2, context // 3), context)
+    short_past = long_past // 2
+    most_drafts = max(0, context - 2)
+    sequences = (
+        _make_sequence(
+            rng,
+            contract,
+            past_len=long_past,
+            first_position=_FIRST_POSITION,
+            num_drafts=min(2, most_drafts),
+        ),
+        _make_sequence(
+            rng,
+            contract,
+            past_len=short_past,
+            first_position=max(3, context - short_past - 2 - contract.k_max),
+            num_drafts=min(1, most_drafts),
+        ),
+    )
+    return Sample(
+        contract=contract,
+        sequences=sequences,
+        truths=tuple(_run_reference(reference, sequence, vectors) for sequence in sequences),
+        vectors=vectors,
+    )
+
+
+def _random_vectors(
+    rng: np.random.Generator, contract: Contract, reference: TorchReference
+) -> NDArray[np.float32]:
+    spread = float(reference.embedding_rows(min(contract.vocab_size, 256)).std())
+    vectors = rng.normal(0.0, spread, (contract.k_max, contract.hidden_size))
+    return from_stored(to_stored(vectors, contract.compute_dtype), contract.compute_dtype)
+
+
+def _make_sequence(
+    rng: np.random.Generator,
+    contract: Contract,
+    *,
+    past_len: int,
+    first_position: int,
+    num_drafts: int,
+) -> _Sequence:
+    """Root, drafts, and behind each of them a group of its first and its last slot."""
+    root_position = first_position + past_len
+    ids = rng.integers(0, contract.vocab_size, past_len + 1 + num_drafts).tolist()
+    rows = [
+        _Row(token_id=token_id, position=root_position + place, sees=tuple(range(place)))
+        for place, token_id in enumerate(ids[past_len:])
+    ]
+    for prefix in range(1 + num_drafts):
+        for slot in sorted({1, contract.k_max}):
+            rows.append(
+                _Row(
+                    token_id=contract.vocab_size + slot - 1,
+                    position=root_position + prefix + slot,
+                    sees=tuple(range(prefix + 1)),
+                )
+            )
+    return _Sequence(
+        past_ids=tuple(ids[:past_len]), first_position=first_position, rows=tuple(rows)
+    )
+
+
+def _run_reference(
+    reference: TorchReference, sequence: _Sequence, vectors: NDArray[np.float32]
+) -> Truth:
+    """Tokens from one causal pass over them all; each slot from a pass of its own behind it."""
+    past_len = len(sequence.past_ids)
+    tokens = [place for place, row in enumerate(sequence.rows) if not _is_slot(row, reference)]
+    causal = _run_visible(reference, sequence, tokens, vectors)
+    logits = list(causal.logits[past_len:])
+    key_values = list(np.moveaxis(causal.key_values[:, :, past_len:], 2, 0))
+    for place in range(len(tokens), len(sequence.rows)):
+        visible = [*sequence.rows[place].sees, place]
+        alone = _run_visible(reference, sequence, visible, vectors)
+        logits.append(alone.logits[-1])
+        key_values.append(alone.key_values[:, :, -1])
+    return Truth(
+        past_logits=causal.logits[:past_len],
+        past_key_values=causal.key_values[:, :, :past_len],
+        logits=np.stack(logits),
+        key_values=np.stack(key_values),
+    )
+
+
+def _is_slot(row: _Row, reference: TorchReference) -> bool:
+    return row.token_id >= reference.vocab_size
+
+
+def _run_visible(
+    reference: TorchReference,
+    sequence: _Sequence,
+    places: list[int],
+    vectors: NDArray[np.float32],
+) -> ReferencePass:
+    """A plain causal pass over the past and the rows at these places of the block."""
+    rows = [sequence.rows[place] for place in places]
+    return reference.run(
+        [*sequence.past_ids, *(row.token_id for row in rows)],
+        vectors,
+        position_ids=[*sequence.past_positions, *(row.position for row in rows)],
+    )
+
+
+def _make_feeds(
+    contract: Contract,
+    sequences: tuple[_Sequence, ...],
+    pasts: list[NDArray[np.float32]],
+    vectors: NDArray[np.float32],
+) -> dict[str, NDArray[np.generic]]:
+    """The contract's inputs; in `concat` the block stands behind all places, else behind its own."""
+    batch = len(sequences)
+    block = max(len(sequence.rows) for sequence in sequences)
+    lengths = np.array([len(sequence.past_ids) for sequence in sequences], np.int64)
+    if contract.capacity is None:
+        places, num_keys = int(lengths.max()), int(lengths.max()) + block
+        block_columns = np.full(batch, places)
+    else:
+        places = num_keys = contract.capacity
+        block_columns = lengths
+    ids = np.zeros((batch, block), np.int64)
+    positions = np.zeros((batch, block), np.int64)
+    wanted = np.zeros((batch, block), np.int64)
+    mask = np.full((batch, 1, block, num_keys), stored_masked_value(contract.compute_dtype))
+    cache = np.zeros(
+        (2 * contract.num_layers, batch, contract.num_kv_heads, places, contract.head_dim),
+        np.float32,
+    )
+    for index, (sequence, key_values) in enumerate(zip(sequences, pasts, strict=True)):
+        count, column = len(sequence.rows), int(block_columns[index])
+        positions[index] = sequence.rows[0].position
+        wanted[index, :count] = np.arange(count)[::-1]
+        cache[:, index, :, : lengths[index]] = key_values
+        mask[index, 0, np.arange(block), column + np.arange(block)] = 0
+        for place, row in enumerate(sequence.rows):
+            ids[index, place] = row.token_id
+            positions[index, place] = row.position
+            mask[index, 0, place, : lengths[index]] = 0
+            mask[index, 0, place, [column + seen for seen in row.sees]] = 0
+    feeds: dict[str, NDArray[np.generic]] = {
+        Name.INPUT_IDS: ids,
+        Name.POSITION_IDS: positions,
+        Name.ATTENTION_MASK: mask,
+        Name.LOOKAHEAD_EMBEDDINGS: to_stored(vectors, contract.compute_dtype),
+        Name.LOGITS_ROWS: wanted,
+    }
+    if contract.cache_form is CacheForm.SCATTER:
+        feeds[Name.WRITE_INDEX] = lengths
+    feeds.update(zip(contract.past_names, to_stored(cache, contract.kv_dtype), strict=True))
+    return {str(name): array for name, array in feeds.items()}

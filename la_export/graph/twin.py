@@ -1,0 +1,58 @@
+"""The float32 twin of a half-precision graph: the same nodes over the same numbers."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import onnx_ir as ir
+
+from la_export.graph.weights import WEIGHTS_FILE
+
+__all__ = ["float32_twin"]
+
+_HALVES: Final = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
+
+
+@contextmanager
+def float32_twin(path: Path) -> Iterator[Path]:
+    """Write the twin into a folder beside the graph, and remove it at the end.
+
+    Args:
+        path: a half-precision graph, its weights beside it.
+
+    Yields:
+        Path of the twin; it takes twice the graph's disk space.
+    """
+    model = ir.load(path)
+    graph = model.graph
+    for value in (*graph.inputs, *graph.initializers.values(), *_node_outputs(graph)):
+        if value.dtype in _HALVES:
+            value.type = ir.TensorType(ir.DataType.FLOAT)
+    for value in graph.initializers.values():
+        if value.const_value is not None and value.const_value.dtype in _HALVES:
+            value.const_value = _widen(value.const_value)
+    for node in graph:
+        if node.op_type == "Cast" and node.attributes["to"].as_int() in _HALVES:
+            node.attributes["to"] = ir.AttrInt64("to", ir.DataType.FLOAT)
+    with tempfile.TemporaryDirectory(prefix=".twin.", dir=path.parent) as folder:
+        twin = Path(folder) / path.name
+        ir.save(model, twin, external_data=WEIGHTS_FILE)
+        yield twin
+
+
+def _node_outputs(graph: ir.Graph) -> Iterator[ir.Value]:
+    return (value for node in graph for value in node.outputs)
+
+
+def _widen(half: ir.TensorProtocol) -> ir.LazyTensor:
+    """Read when it is written, so that memory holds one tensor at a time."""
+
+    def load() -> ir.TensorProtocol:
+        return ir.Tensor(half.numpy().astype(np.float32))
+
+    return ir.LazyTensor(load, dtype=ir.DataType.FLOAT, shape=half.shape, name=half.name, cache=False)

@@ -1,0 +1,349 @@
+"""The plans of a bundle: which there are, where they lie, and what the manifest says of them.
+
+`build_plans` fills a folder that is not sealed yet; `add_plans` gives a finished bundle other
+plans in one step.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from la_export.plan.builder import Compiled, PlanBuilder
+from la_export.plan.flavors import check_options
+from la_export.plan.namespace import Choice, FindGpu, Installation, choose_installation
+from la_export.plan.options import PlanOptions, PlanSharing
+from la_export.plan.profiles import (
+    Sizes,
+    make_graph_widths,
+    make_prefill_profile,
+    make_step_profile,
+    resolve_sizes,
+)
+from la_export.plan.progress import PlanProgress, SilentPlanProgress
+from la_runtime.backends.gpu import read_gpu
+from la_runtime.bundle import (
+    MANIFEST_NAME,
+    Bundle,
+    Manifest,
+    open_bundle,
+    replace_manifest,
+    write_bundle,
+)
+from la_runtime.certificate import check_unchanged
+from la_runtime.contract import Contract, Dtype
+from la_runtime.digests import hash_file
+from la_runtime.errors import HostError, UsageError
+from la_runtime.plans import PLANS_FOLDER, PlanFacts, PlanProfile, PlanTarget
+
+__all__ = [
+    "AddedPlans",
+    "PlanReport",
+    "PlanSource",
+    "PlansReport",
+    "add_plans",
+    "build_plans",
+    "check_plan_options",
+]
+
+_SHARED_NAME: Final = "shared"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSource:
+    """What plans are built from.
+
+    Args:
+        graph: path of the portable graph within the bundle.
+        contract: of that graph.
+        context: positions of the model.
+        lookahead_lengths: those the bundle serves.
+    """
+
+    graph: str
+    contract: Contract
+    context: int
+    lookahead_lengths: tuple[int, ...]
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> PlanSource:
+        """What a manifest says of it."""
+        return cls(
+            graph=manifest.graph,
+            contract=manifest.contract,
+            context=manifest.model.context,
+            lookahead_lengths=manifest.lookahead_lengths,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanReport:
+    """One plan as it was built.
+
+    Args:
+        facts: what the manifest says of it.
+        compiled: size, time and layers.
+    """
+
+    facts: PlanFacts
+    compiled: Compiled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlansReport:
+    """The plans that were built.
+
+    Args:
+        plans: in the order of their lookahead lengths.
+        skipped: a line for each TensorRT that could not be used, with what to do.
+    """
+
+    plans: tuple[PlanReport, ...]
+    skipped: tuple[str, ...]
+
+    @property
+    def facts(self) -> tuple[PlanFacts, ...]:
+        """What the manifest is to say of them."""
+        return tuple(plan.facts for plan in self.plans)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AddedPlans:
+    """What `add_plans` made of a bundle.
+
+    Args:
+        bundle: its folder.
+        manifest: as written.
+        report: the plans that were built.
+    """
+
+    bundle: Path
+    manifest: Manifest
+    report: PlansReport
+
+
+def check_plan_options(options: PlanOptions, *, find_gpu: FindGpu = read_gpu) -> Choice:
+    """Find what builds the plans and refuse what it cannot do, before any long work.
+
+    Raises:
+        HostError: a target that was named cannot be built here.
+        UsageError: an option that the target cannot do.
+    """
+    choice = choose_installation(options.target, find_gpu=find_gpu)
+    if choice.installation is not None:
+        check_options(options, choice.installation.flavor)
+    return choice
+
+
+def build_plans(
+    root: Path,
+    source: PlanSource,
+    options: PlanOptions,
+    *,
+    progress: PlanProgress | None = None,
+    find_gpu: FindGpu = read_gpu,
+    graph_root: Path | None = None,
+) -> PlansReport:
+    """Build plans into a folder that becomes a bundle.
+
+    Args:
+        root: where the plans go, under `PLANS_FOLDER`.
+        source: what they are built from.
+        options: how they are built.
+        progress: is told of each plan.
+        find_gpu: asks the driver for the GPU to build on.
+        graph_root: the folder that holds the graph; `root` when not given.
+
+    Returns:
+        The plans, none if no TensorRT can be used and none was named.
+
+    Raises:
+        UsageError: an option is impossible here, or for this bundle.
+        HostError: a target that was named cannot be built here, or the disk is full.
+        PlanError: TensorRT refuses the graph or cannot build it.
+    """
+    listener = progress or SilentPlanProgress()
+    choice = check_plan_options(options, find_gpu=find_gpu)
+    if choice.installation is None:
+        return PlansReport(plans=(), skipped=choice.skipped)
+    lengths = _choose_lengths(options, source)
+    sizes = resolve_sizes(options, source.contract, context=source.context, largest_k=lengths[-1])
+    graph = (graph_root or root) / source.graph
+    builder = PlanBuilder(
+        choice.installation,
+        graph,
+        source.contract,
+        context=source.context,
+        options=options,
+        progress=listener,
+    )
+    graph_sha256 = hash_file(graph).sha256
+    reports = []
+    for blank in _plan_blanks(options, source.contract, lengths, sizes):
+        path = f"{PLANS_FOLDER}/{choice.installation.flavor.target}/{blank.name}.plan"
+        listener.start_plan(path)
+        compiled = builder.compile(blank.profiles, root / path)
+        facts = _make_facts(choice.installation, options, blank, path, graph_sha256)
+        _note_unfused(compiled, source.contract, path, listener)
+        listener.finish_plan(facts)
+        reports.append(PlanReport(facts=facts, compiled=compiled))
+    return PlansReport(plans=tuple(reports), skipped=choice.skipped)
+
+
+def _choose_lengths(options: PlanOptions, source: PlanSource) -> tuple[int, ...]:
+    """The lookahead lengths to build for, ascending; plain decoding is always allowed."""
+    served = source.lookahead_lengths
+    for k in options.lookahead_lengths:
+        if k != 0 and k not in served:
+            raise UsageError(
+                f"--k {k} is not among the lookahead lengths of this bundle: expected some of "
+                f"{', '.join(map(str, served))}; build a bundle with it"
+            )
+    return tuple(sorted(set(options.lookahead_lengths or served)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Blank:
+    """A plan that is to be built."""
+
+    name: str
+    lookahead_lengths: tuple[int, ...]
+    profiles: tuple[PlanProfile, ...]
+
+
+def _plan_blanks(
+    options: PlanOptions, contract: Contract, lengths: tuple[int, ...], sizes: Sizes
+) -> Iterator[_Blank]:
+    groups = [lengths] if options.sharing is PlanSharing.SHARED else [(k,) for k in lengths]
+    for group in groups:
+        yield _Blank(
+            name=_SHARED_NAME if options.sharing is PlanSharing.SHARED else f"k{group[0]}",
+            lookahead_lengths=group,
+            profiles=(
+                make_prefill_profile(contract, sizes, k=group[-1]),
+                *(make_step_profile(contract, sizes, k=k) for k in group),
+            ),
+        )
+
+
+def _make_facts(
+    installation: Installation,
+    options: PlanOptions,
+    blank: _Blank,
+    path: str,
+    graph_sha256: str,
+) -> PlanFacts:
+    gpu, flavor = installation.gpu, installation.flavor
+    if gpu is None:
+        capabilities = options.compute_capabilities or flavor.default_compute_capabilities
+    else:
+        capabilities = (gpu.compute_capability,)
+    return PlanFacts(
+        path=path,
+        target=flavor.target,
+        lookahead_lengths=blank.lookahead_lengths,
+        graph_sha256=graph_sha256,
+        version=installation.version,
+        compute_capabilities=capabilities,
+        driver=None if gpu is None else gpu.driver,
+        profiles=blank.profiles,
+        graph_widths=make_graph_widths(blank.lookahead_lengths),
+        hardware_compatibility=options.hardware_compatibility,
+        is_version_compatible=options.is_version_compatible,
+        is_stripped=options.is_stripped,
+    )
+
+
+def _note_unfused(
+    compiled: Compiled, contract: Contract, path: str, progress: PlanProgress
+) -> None:
+    """Say when attention is computed in pieces where a single kernel could do; never in float32."""
+    if compiled.layers is None or contract.compute_dtype is Dtype.FLOAT32:
+        return
+    fused = min(compiled.layers.fused_attentions)
+    if fused < compiled.num_attentions:
+        progress.note(
+            f"{path}: {fused} of {compiled.num_attentions} attentions are one kernel each; the "
+            "others are computed in pieces, which is slower"
+        )
+
+
+def add_plans(
+    path: Path,
+    options: PlanOptions,
+    *,
+    progress: PlanProgress | None = None,
+    find_gpu: FindGpu = read_gpu,
+) -> AddedPlans:
+    """Build plans for a finished bundle, in the place of those it has for the same target.
+
+    The new bundle is put together beside the old one, whose files it shares, and takes its place
+    in one step. Whatever happens before, the old one stays as it was.
+
+    Args:
+        path: the bundle's folder.
+        options: how plans are built.
+        progress: is told of each plan.
+        find_gpu: asks the driver for the GPU to build on.
+
+    Raises:
+        UsageError: no bundle there, or an option is impossible here or for this bundle.
+        BundleError: the bundle is damaged, or was changed in the meantime.
+        HostError: there is no TensorRT that can be used, or the disk is full.
+        PlanError: TensorRT refuses the graph or cannot build it.
+    """
+    check_plan_options(options, find_gpu=find_gpu)
+    bundle = open_bundle(path)
+    with write_bundle(path) as work:
+        report = build_plans(
+            work,
+            PlanSource.of(bundle.manifest),
+            options,
+            progress=progress,
+            find_gpu=find_gpu,
+            graph_root=bundle.root,
+        )
+        if not report.plans:
+            raise HostError(
+                f"no plan can be built here: {'; '.join(report.skipped)}; the bundle is as it was"
+            )
+        manifest = _complete(bundle, work, report)
+    return AddedPlans(bundle=path, manifest=manifest, report=report)
+
+
+def _complete(bundle: Bundle, work: Path, report: PlansReport) -> Manifest:
+    """Make a bundle of a folder that has only the new plans yet; returns its manifest."""
+    current = check_unchanged(bundle)
+    target = report.plans[0].facts.target
+    staying = tuple(plan for plan in current.plans if plan.target is not target)
+    leaving = {plan.path for plan in current.plans if plan.target is target}
+    kept = {name: entry for name, entry in current.files.items() if name not in leaving}
+    for name in kept:
+        _share(bundle.root / name, work / name)
+    for found in sorted(bundle.root.glob("reports/**/*")):
+        if found.is_file():
+            _share(found, work / found.relative_to(bundle.root))
+    new = {facts.path: hash_file(work / facts.path) for facts in report.facts}
+    manifest = current.model_copy(
+        update={
+            "plans": tuple(
+                sorted((*staying, *report.facts), key=lambda p: (p.target, p.lookahead_lengths))
+            ),
+            "files": dict(sorted({**kept, **new}.items())),
+        }
+    )
+    replace_manifest(work, manifest, partial=(work / MANIFEST_NAME).with_suffix(".partial"))
+    return manifest
+
+
+def _share(source: Path, destination: Path) -> None:
+    """Let a file be in both folders; a copy where the disk cannot do that."""
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(source.resolve(), destination)
+    except OSError:
+        shutil.copy2(source, destination)

@@ -1,0 +1,79 @@
+"""What arithmetic of a precision is allowed: how far numbers may be apart and tokens be excused.
+
+The reference is always float32 arithmetic on the weights as the bundle holds them, so what is
+allowed here is rounding of the arithmetic, and none of the weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from la_runtime.contract import Contract, Dtype
+from la_runtime.decoder import LARGEST_EPSILON
+
+__all__ = ["FP32", "Tolerance", "tolerance_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tolerance:
+    """The bounds of one precision.
+
+    Args:
+        logits: largest difference of a logit from the reference's, as a share of their range.
+        kl: largest KL divergence of a row's distribution from the reference's.
+        epsilon: most that the margin of a near-tie may be, whatever was measured.
+        reference_epsilon: margin of a near-tie between the bundle and the reference, which are two
+            implementations.
+        excused_share: near-ties that may be excused, as a share of the tokens compared.
+        perplexity: largest relative change of a text's perplexity by the width of its passes.
+    """
+
+    logits: float
+    kl: float
+    epsilon: float
+    reference_epsilon: float
+    excused_share: float
+    perplexity: float
+
+    def excuse_allowance(self, num_tokens: int) -> int:
+        """Near-ties that may be excused among so many tokens; one always may."""
+        return max(1, int(num_tokens * self.excused_share))
+
+
+# Float32 kernels that sum in another order differ by 1e-6 to 1e-5 of the range; two distributions
+# whose logits differ by 1e-4 of a range of 40 are at most 1e-5 apart.
+FP32: Final = Tolerance(
+    logits=1e-4,
+    kl=1e-5,
+    epsilon=LARGEST_EPSILON[Dtype.FLOAT32],
+    reference_epsilon=1e-3,
+    excused_share=1 / 5000,
+    # Over hundreds of tokens the sums of another width all but cancel out.
+    perplexity=1e-5,
+)
+_TOLERANCES: Final = {
+    Dtype.FLOAT32: FP32,
+    Dtype.FLOAT16: Tolerance(
+        logits=1e-2,
+        kl=1e-2,
+        epsilon=LARGEST_EPSILON[Dtype.FLOAT16],
+        reference_epsilon=0.5,
+        excused_share=1 / 500,
+        perplexity=1e-2,
+    ),
+    # Eight bits of precision instead of eleven.
+    Dtype.BFLOAT16: Tolerance(
+        logits=5e-2,
+        kl=1e-1,
+        epsilon=LARGEST_EPSILON[Dtype.BFLOAT16],
+        reference_epsilon=2.0,
+        excused_share=1 / 500,
+        perplexity=5e-2,
+    ),
+}
+
+
+def tolerance_of(contract: Contract) -> Tolerance:
+    """The bounds of the precision that a graph computes in."""
+    return _TOLERANCES[contract.compute_dtype]

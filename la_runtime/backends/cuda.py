@@ -1,0 +1,217 @@
+"""A CUDA device, through NVIDIA's Python bindings of the CUDA runtime."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections import deque
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from la_runtime.backends.device import ALIGNMENT, DeviceGraph, DeviceMemory, Extent, Rows
+from la_runtime.errors import HostError
+
+try:
+    from cuda.bindings import runtime as cuda_runtime
+except ImportError as error:
+    raise HostError(
+        f"running plans needs cuda-bindings, which cannot be imported ({error}): "
+        "pip install 'cuda-bindings>=13,<14'"
+    ) from error
+
+__all__ = ["CudaDevice"]
+
+_GIB = 1 << 30
+
+
+class _CudaGraph:
+    """A captured and instantiated CUDA graph."""
+
+    def __init__(self, device: CudaDevice, executable: Any) -> None:
+        self.executable = executable
+        self._device = device
+
+    def close(self) -> None:
+        if self.executable is not None:
+            self._device.call("cudaGraphExecDestroy", self.executable)
+            self.executable = None
+
+
+class CudaDevice:
+    """The first visible GPU, with a stream of its own.
+
+    Args:
+        runtime: the module `cuda.bindings.runtime`.
+
+    Raises:
+        HostError: CUDA does not start.
+    """
+
+    def __init__(self, runtime: ModuleType = cuda_runtime) -> None:
+        self._runtime = runtime
+        self._success = runtime.cudaError_t.cudaSuccess
+        self._stream = self.call("cudaStreamCreateWithFlags", runtime.cudaStreamNonBlocking)
+        self._live: dict[int, int] = {}  # bytes by address
+        # Filled by finalizers, which run anywhere, also while work is captured.
+        self._returned: deque[int] = deque()
+        self._is_closed = False
+
+    @property
+    def stream(self) -> int:
+        """See `Device.stream`."""
+        return int(self._stream)
+
+    def allocate(self, size_bytes: int, purpose: str) -> DeviceMemory:
+        """See `Device.allocate`."""
+        self._free_returned()
+        size = max(size_bytes, ALIGNMENT)
+        code, address = self._runtime.cudaMallocAsync(size, self._stream)
+        if code == self._runtime.cudaError_t.cudaErrorMemoryAllocation:
+            raise HostError(
+                f"the GPU has not enough memory: {purpose} needs {size / _GIB:.2f} GiB, and "
+                f"{self.describe_memory()}; use fewer sequences at a time, a shorter context or a "
+                "smaller model, or end what else runs on the GPU"
+            )
+        self._check("cudaMallocAsync", code)
+        memory = DeviceMemory(int(address), size, self._returned.append)
+        assert memory.address % ALIGNMENT == 0, "CUDA aligns what it allocates"
+        self._live[memory.address] = size
+        self.call("cudaMemsetAsync", memory.address, 0, size, self._stream)
+        return memory
+
+    def allocate_host(self, size_bytes: int) -> NDArray[np.uint8]:
+        """See `Device.allocate_host`."""
+        code, address = self._runtime.cudaHostAlloc(max(size_bytes, 1), 0)
+        if code == self._runtime.cudaError_t.cudaErrorMemoryAllocation:
+            raise HostError(
+                f"the host cannot lock {size_bytes / _GIB:.2f} GiB of memory for copies to and "
+                "from the GPU; free memory or raise the limit 'ulimit -l'"
+            )
+        self._check("cudaHostAlloc", code)
+        buffer = (ctypes.c_uint8 * size_bytes).from_address(int(address))
+        # Views of the array keep the buffer, so nobody reads memory that was given back.
+        weakref.finalize(buffer, self._runtime.cudaFreeHost, int(address))
+        return np.ctypeslib.as_array(buffer)
+
+    def zero(self, rows: Rows, extent: Extent) -> None:
+        """See `Device.zero`."""
+        if extent:
+            self.call(
+                "cudaMemset3DAsync",
+                self._pitched(rows, extent),
+                0,
+                self._extent(extent),
+                self._stream,
+            )
+
+    def copy(self, destination: Rows, source: Rows, extent: Extent) -> None:
+        """See `Device.copy`."""
+        if not extent:
+            return
+        parameters = self._runtime.cudaMemcpy3DParms()
+        parameters.dstPtr = self._pitched(destination, extent)
+        parameters.srcPtr = self._pitched(source, extent)
+        parameters.extent = self._extent(extent)
+        parameters.kind = self._runtime.cudaMemcpyKind.cudaMemcpyDeviceToDevice
+        self.call("cudaMemcpy3DAsync", parameters, self._stream)
+
+    def upload(self, address: int, source: NDArray[np.generic]) -> None:
+        """See `Device.upload`."""
+        assert source.flags.c_contiguous, "one copy moves it"
+        kind = self._runtime.cudaMemcpyKind.cudaMemcpyHostToDevice
+        self.call("cudaMemcpyAsync", address, source.ctypes.data, source.nbytes, kind, self._stream)
+
+    def download(self, destination: NDArray[np.generic], address: int) -> None:
+        """See `Device.download`."""
+        assert destination.flags.c_contiguous, "one copy moves it"
+        kind = self._runtime.cudaMemcpyKind.cudaMemcpyDeviceToHost
+        self.call(
+            "cudaMemcpyAsync",
+            destination.ctypes.data,
+            address,
+            destination.nbytes,
+            kind,
+            self._stream,
+        )
+
+    def synchronize(self) -> None:
+        """See `Device.synchronize`."""
+        self._free_returned()
+        self.call("cudaStreamSynchronize", self._stream)
+
+    def capture(self, work: Callable[[], None]) -> DeviceGraph:
+        """See `Device.capture`."""
+        # Thread-local: other threads of the process may allocate meanwhile.
+        mode = self._runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+        self.call("cudaStreamBeginCapture", self._stream, mode)
+        try:
+            work()
+        except BaseException:
+            self._runtime.cudaStreamEndCapture(self._stream)
+            raise
+        graph = self.call("cudaStreamEndCapture", self._stream)
+        executable = self.call("cudaGraphInstantiate", graph, 0)
+        self.call("cudaGraphDestroy", graph)
+        return _CudaGraph(self, executable)
+
+    def launch(self, graph: DeviceGraph) -> None:
+        """See `Device.launch`."""
+        assert isinstance(graph, _CudaGraph), "captured on this device"
+        self.call("cudaGraphLaunch", graph.executable, self._stream)
+
+    def describe_memory(self) -> str:
+        """See `Device.describe_memory`."""
+        code, free, total = self._runtime.cudaMemGetInfo()
+        if code != self._success:
+            return "what is free cannot be read"
+        return f"{free / _GIB:.2f} of {total / _GIB:.2f} GiB are free"
+
+    def close(self) -> None:
+        """See `Device.close`."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self.synchronize()
+        for address in list(self._live):
+            self._free(address)
+        self.synchronize()
+        self.call("cudaStreamDestroy", self._stream)
+
+    def call(self, function: str, *arguments: object) -> Any:
+        """Call a function of the CUDA runtime; its result, if it has one.
+
+        Raises:
+            HostError: it does not succeed.
+        """
+        code, *results = getattr(self._runtime, function)(*arguments)
+        self._check(function, code)
+        return results[0] if results else None
+
+    def _check(self, function: str, code: Any) -> None:
+        if code != self._success:
+            _, meaning = self._runtime.cudaGetErrorString(code)
+            raise HostError(
+                f"CUDA failed: {function} says {code.name} ({meaning.decode()}); after such an "
+                "error start the process again; if it comes back, check 'nvidia-smi' and the driver"
+            )
+
+    def _free_returned(self) -> None:
+        while self._returned:
+            self._free(self._returned.popleft())
+
+    def _free(self, address: int) -> None:
+        """Once the work that is on the stream is done; memory returned after `close` is gone."""
+        if self._live.pop(address, None) is not None:
+            self.call("cudaFreeAsync", address, self._stream)
+
+    def _pitched(self, rows: Rows, extent: Extent) -> Any:
+        return self._runtime.make_cudaPitchedPtr(
+            rows.address, rows.pitch_bytes, extent.width_bytes, rows.plane_rows
+        )
+
+    def _extent(self, extent: Extent) -> Any:
+        return self._runtime.make_cudaExtent(extent.width_bytes, extent.rows, extent.planes)

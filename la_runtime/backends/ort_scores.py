@@ -1,0 +1,57 @@
+"""Which of the graph's outputs a pass asks for, and how they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from la_runtime.backends.base import Outputs
+from la_runtime.contract import Name
+
+__all__ = ["OrtScores", "score_names"]
+
+
+def score_names(outputs: Outputs, omits: Collection[str]) -> tuple[Name, ...]:
+    """The outputs to compute, each once.
+
+    Args:
+        outputs: what will be read.
+        omits: outputs that the graph does not have; `logsumexp` is then made from the logits.
+    """
+    logsumexp_from = Name.LOGITS if Name.LOGSUMEXP in omits else Name.LOGSUMEXP
+    names_of = {
+        Outputs.TOP: (Name.TOP_IDS, Name.TOP_LOGITS),
+        Outputs.LOGSUMEXP: (logsumexp_from,),
+        Outputs.LOGITS: (Name.LOGITS,),
+    }
+    return tuple(dict.fromkeys(name for flag in outputs for name in names_of[flag]))
+
+
+class OrtScores:
+    """Scores in memory that belongs to a binding, see `Scores`.
+
+    Args:
+        scores: what the pass computed, by output.
+    """
+
+    def __init__(self, scores: Mapping[str, NDArray[np.generic]]) -> None:
+        self._scores = scores
+
+    def top(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """See `Scores.top`."""
+        return self._scores[Name.TOP_IDS], self._scores[Name.TOP_LOGITS]  # type: ignore[return-value]
+
+    def logsumexp(self) -> NDArray[np.float32]:
+        """See `Scores.logsumexp`."""
+        if Name.LOGSUMEXP in self._scores:
+            return self._scores[Name.LOGSUMEXP]  # type: ignore[return-value]
+        logits = self.logits()
+        peak = logits.max(axis=-1, keepdims=True)  # [batch, rows, 1]
+        summed = np.exp(logits - peak).sum(axis=-1, dtype=np.float64)
+        return np.asarray(np.log(summed) + peak[..., 0], dtype=np.float32)
+
+    def logits(self) -> NDArray[np.float32]:
+        """See `Scores.logits`."""
+        return self._scores[Name.LOGITS]  # type: ignore[return-value]

@@ -1,0 +1,225 @@
+"""A plan, loaded: TensorRT's module, the engine, and what it says when something goes wrong.
+
+The caller has made sure that there is a working driver: without one TensorRT ends the process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, cast
+
+from la_runtime.backends.device import Device
+from la_runtime.backends.trt_api import (
+    FullTensorRT,
+    ICudaEngine,
+    IExecutionContext,
+    ILogger,
+    RtxTensorRT,
+    Runtime,
+    Severity,
+    TensorRT,
+)
+from la_runtime.backends.trt_plan import rebuild_advice
+from la_runtime.contract import CacheForm, Contract, Dtype, TensorSpec
+from la_runtime.errors import BundleError, HostError
+from la_runtime.plans import PlanFacts, PlanTarget
+
+__all__ = ["PlanEngine", "load_tensorrt"]
+
+logger = logging.getLogger(__name__)
+
+_MODULES: Final = {PlanTarget.TRT: "tensorrt", PlanTarget.TRT_RTX: "tensorrt_rtx"}
+_LEAN_MODULE: Final = "tensorrt_lean"
+_KEPT_ERRORS: Final = 4
+_OUT_OF_MEMORY: Final = ("out of memory", "outofmemory", "cudaerrormemoryallocation")
+
+
+def load_tensorrt(plan: PlanFacts) -> TensorRT:
+    """The module that runs a plan.
+
+    The lean runtime is enough for one that loads in other versions too.
+
+    Raises:
+        HostError: it cannot be imported.
+    """
+    name = _MODULES[plan.target]
+    names = [name, _LEAN_MODULE] if _runs_lean(plan) else [name]
+    problem: ImportError | None = None
+    for candidate in names:
+        try:
+            return cast(TensorRT, importlib.import_module(candidate))
+        except ImportError as error:
+            problem = problem or error
+    raise HostError(
+        f"{plan.path} needs the module {' or '.join(names)}, which cannot be imported "
+        f"({problem}): pip install 'lookahead-attention[{plan.target}]'"
+    ) from problem
+
+
+def _runs_lean(plan: PlanFacts) -> bool:
+    return plan.target is PlanTarget.TRT and plan.is_version_compatible and not plan.is_stripped
+
+
+class Messages:
+    """What TensorRT logs, passed on to `logging`; the last errors are kept."""
+
+    def __init__(self, tensorrt: TensorRT) -> None:
+        self._errors: deque[str] = deque(maxlen=_KEPT_ERRORS)
+        base = tensorrt.ILogger
+        # Lower ones are many, and would be asked for in the middle of a pass.
+        levels = {
+            base.INTERNAL_ERROR: logging.ERROR,
+            base.ERROR: logging.ERROR,
+            base.WARNING: logging.WARNING,
+        }
+
+        def log(_: ILogger, severity: Severity, msg: str) -> None:
+            level = levels.get(severity)
+            if level is not None:
+                logger.log(level, "TensorRT: %s", msg)
+            if level == logging.ERROR:
+                self._errors.append(msg)
+
+        self.logger: ILogger = type("PlanLogger", (base,), {"log": log})()
+
+    def take(self) -> str:
+        """The errors since they were last taken, in a line."""
+        text = "; ".join(" ".join(message.split()) for message in self._errors)
+        self._errors.clear()
+        return text or "it does not say why"
+
+
+class PlanEngine:
+    """The engine of a plan, whose inputs and outputs are the contract's.
+
+    Args:
+        tensorrt: the module.
+        device: for messages about its memory.
+        plan: what the manifest says of the plan.
+        contract: of its graph.
+        path: the plan's file.
+        graph: the graph's file, for the weights of a stripped plan.
+
+    Raises:
+        BundleError: TensorRT cannot load it, or it is not what the manifest says.
+        HostError: the GPU's memory does not suffice, or the module cannot refit a stripped plan.
+    """
+
+    def __init__(
+        self,
+        tensorrt: TensorRT,
+        device: Device,
+        *,
+        plan: PlanFacts,
+        contract: Contract,
+        path: Path,
+        graph: Path,
+    ) -> None:
+        self.messages = Messages(tensorrt)
+        self._tensorrt = tensorrt
+        self._device = device
+        self._plan = plan
+        self._runtime: Runtime | None = tensorrt.Runtime(self.messages.logger)
+        if plan.is_version_compatible:
+            # Such a plan carries code of its own; the bundle's digests vouch for it.
+            self._runtime.engine_host_code_allowed = True
+        engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
+        if engine is None:
+            self._fail(f"cannot load {plan.path}")
+        self.engine = engine
+        if plan.is_stripped:
+            self._refit(graph)
+        self._check_tensors(contract)
+
+    def _refit(self, graph: Path) -> None:
+        if not hasattr(self._tensorrt, "OnnxParserRefitter"):
+            raise HostError(
+                f"{self._plan.path} is stripped of its weights, and only the module tensorrt can "
+                "put them back: pip install 'lookahead-attention[trt]'"
+            )
+        full = cast(FullTensorRT, self._tensorrt)
+        refitter = full.Refitter(self.engine, self.messages.logger)
+        parser = full.OnnxParserRefitter(refitter, self.messages.logger)
+        if not parser.refit_from_file(str(graph)):
+            self._fail(f"cannot read the weights of {self._plan.path} from {graph}")
+        missing = refitter.get_missing_weights()
+        if missing or not refitter.refit_cuda_engine():
+            self._fail(f"cannot put the weights into {self._plan.path} ({len(missing)} are missing)")
+
+    def _check_tensors(self, contract: Contract) -> None:
+        engine, modes = self.engine, self._tensorrt.TensorIOMode
+        specs = {spec.name: spec for spec in (*contract.inputs, *contract.outputs)}
+        names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+        if sorted(names) != sorted(specs):
+            raise self._other_plan(
+                f"it has {len(names)} inputs and outputs, the contract {len(specs)}, or their "
+                "names differ"
+            )
+        for specs_of, mode in ((contract.inputs, modes.INPUT), (contract.outputs, modes.OUTPUT)):
+            for spec in specs_of:
+                if engine.get_tensor_mode(spec.name) != mode or not self._fits(spec):
+                    raise self._other_plan(f"its {spec.name} is not the contract's")
+        if engine.num_optimization_profiles != len(self._plan.profiles):
+            raise self._other_plan(
+                f"it has {engine.num_optimization_profiles} profiles, the manifest "
+                f"{len(self._plan.profiles)}"
+            )
+        for index, profile in enumerate(self._plan.profiles):
+            for spec in contract.inputs:
+                found = engine.get_tensor_profile_shape(spec.name, index)
+                if tuple(tuple(shape) for shape in found) != profile.shape_of(spec.axes):
+                    raise self._other_plan(f"its profile {index} has other shapes of {spec.name}")
+        if contract.cache_form is CacheForm.SCATTER:
+            for present, past in zip(contract.present_names, contract.past_names, strict=True):
+                if engine.get_aliased_input_tensor(present) != past:
+                    raise self._other_plan(f"it does not write {present} over {past}")
+
+    def _fits(self, spec: TensorSpec) -> bool:
+        types = self._tensorrt.DataType
+        wanted = {
+            Dtype.INT64: types.INT64,
+            Dtype.FLOAT32: types.FLOAT,
+            Dtype.FLOAT16: types.HALF,
+            Dtype.BFLOAT16: types.BF16,
+        }[spec.dtype]
+        shape = [axis if isinstance(axis, int) else -1 for axis in spec.axes]
+        engine = self.engine
+        return (
+            engine.get_tensor_dtype(spec.name) == wanted
+            and list(engine.get_tensor_shape(spec.name)) == shape
+            and engine.get_tensor_location(spec.name) == self._tensorrt.TensorLocation.DEVICE
+        )
+
+    @property
+    def activation_bytes(self) -> int:
+        """Device memory that a context of `make_context` needs."""
+        return self.engine.device_memory_size_v2
+
+    def make_context(self) -> IExecutionContext:
+        """A context without memory for its activations.
+
+        Raises:
+            HostError: the GPU's memory does not suffice.
+        """
+        strategy = self._tensorrt.ExecutionContextAllocationStrategy.USER_MANAGED
+        return self._made(self.engine.create_execution_context(strategy))
+
+    def make_capturing_context(self) -> IExecutionContext:
+        """A context of TensorRT for RTX, which captures CUDA graphs by itself.
+
+        Raises:
+            HostError: the GPU's memory does not suffice.
+        """
+        rtx = cast(RtxTensorRT, self._tensorrt)
+        config = self.engine.create_runtime_config()
+        config.cuda_graph_strategy = rtx.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+        return self._made(self.engine.create_execution_context(runtime_config=config))
+
+    def _made(self, context: IExecutionContext | None) -> IExecutionContext:
+        if context is None:
+            self._fail(f"cannot make an execution context of {self._plan.path}")
+        return context
