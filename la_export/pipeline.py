@@ -29,8 +29,10 @@ from la_export.checkpoint.facts import (
 )
 from la_export.checkpoint.tokenizer_files import TokenizerFiles, read_tokenizer
 from la_export.graph.check import check_graph_file
-from la_export.graph.export import OPSET_VERSIONS, optimize_graph, trace_model
+from la_export.graph.export import optimize_graph, trace_model
 from la_export.graph.parity import check_parity
+from la_export.graph.step_graph import OPSET_VERSIONS
+from la_export.graph.stored_weights import check_weights
 from la_export.graph.variants import (
     CPU_BACKEND,
     CPU_OMITS,
@@ -40,6 +42,17 @@ from la_export.graph.variants import (
 from la_export.graph.weights import write_graph
 from la_export.lookahead import UNTUNED, make_untuned_vectors, write_lookahead_vectors
 from la_export.options import BuildOptions
+from la_export.plan import (
+    PlanOptions,
+    PlanProgress,
+    PlanSharing,
+    PlanSource,
+    PlansReport,
+    SilentPlanProgress,
+    Target,
+    build_plans,
+    check_plan_options,
+)
 from la_export.reference import TorchReference
 from la_runtime.bundle import (
     GRAPH_PATH,
@@ -57,8 +70,10 @@ from la_runtime.bundle import (
 from la_runtime.contract import Contract, Dtype
 from la_runtime.errors import HostError
 from la_runtime.layout import GroupMask
+from la_runtime.storage import storage_dtype
 
 __all__ = [
+    "NO_PLANS",
     "BuildOptions",
     "BuildReport",
     "Progress",
@@ -68,8 +83,8 @@ __all__ = [
     "build",
 ]
 
+NO_PLANS: Final = PlanOptions(target=Target.ONNX)
 _ENGINES: Final = Path("engines")
-_BYTES_PER_PARAMETER: Final = 4
 # Graph, tokenizer and reports beside the weights.
 _OTHER_BYTES: Final = 32 << 20
 _TOOLS: Final = (
@@ -84,7 +99,7 @@ _TOOLS: Final = (
 
 
 class Stage(StrEnum):
-    """The stages of a build, in order."""
+    """The stages of a build, in order; there is no ``plans`` where none are asked for."""
 
     RESOLVE = "resolve"
     TRACE = "trace"
@@ -92,6 +107,7 @@ class Stage(StrEnum):
     WEIGHTS = "weights"
     TOKENIZER = "tokenizer"
     CHECK = "check"
+    PLANS = "plans"
     SEAL = "seal"
 
 
@@ -110,12 +126,11 @@ class StageReport:
     peak_rss_bytes: int
 
 
-class Progress(Protocol):
-    """Is told of each stage as it begins and ends."""
+class Progress(PlanProgress, Protocol):
+    """Is told of each stage as it begins and ends, and of each plan.
 
-    def note(self, text: str) -> None:
-        """Something the user should know about the model, before the long work."""
-        ...
+    `note` may also tell something of the model, before the long work.
+    """
 
     def start(self, stage: Stage) -> None:
         """A stage begins."""
@@ -126,11 +141,8 @@ class Progress(Protocol):
         ...
 
 
-class SilentProgress:
+class SilentProgress(SilentPlanProgress):
     """Tells nobody."""
-
-    def note(self, text: str) -> None:
-        """Nothing."""
 
     def start(self, stage: Stage) -> None:
         """Nothing."""
@@ -147,12 +159,14 @@ class BuildReport:
         bundle: the bundle's folder.
         manifest: as written.
         stages: time and memory of each stage.
+        plans: those that were built, and the builders that could not be used.
         seconds: wall time of the whole build, putting the bundle into its place included.
     """
 
     bundle: Path
     manifest: Manifest
     stages: tuple[StageReport, ...]
+    plans: PlansReport
     seconds: float
 
     @property
@@ -183,24 +197,30 @@ class _Clock:
         self.progress.finish(report)
 
 
-def build(options: BuildOptions, progress: Progress | None = None) -> BuildReport:
+def build(
+    options: BuildOptions,
+    progress: Progress | None = None,
+    *,
+    plans: PlanOptions = NO_PLANS,
+) -> BuildReport:
     """Build a bundle; nothing is left behind unless every check passes.
 
     Args:
         options: what to build.
         progress: is told of each stage.
+        plans: the TensorRT plans to build as well.
 
     Raises:
         LookaheadError: the model, the options or the machine do not allow it, or a check failed.
     """
     clock = _Clock(progress or SilentProgress(), began=time.perf_counter())
     with _torch_threads(options.threads):
-        return _build(options, clock)
+        return _build(options, plans, clock)
 
 
-def _build(options: BuildOptions, clock: _Clock) -> BuildReport:
+def _build(options: BuildOptions, plans: PlanOptions, clock: _Clock) -> BuildReport:
     with clock.stage(Stage.RESOLVE):
-        inputs = _resolve(options, clock.progress)
+        inputs = _resolve(options, plans, clock.progress)
     contract = inputs.contract
     with clock.stage(Stage.TRACE):
         step_graph = trace_model(inputs.checkpoint.traced_config, contract)
@@ -215,12 +235,15 @@ def _build(options: BuildOptions, clock: _Clock) -> BuildReport:
             inputs.tokenizer.write(work)
         with clock.stage(Stage.CHECK):
             checks = _check(work, variants, inputs, options.threads)
+        built = _build_plans(work, options, plans, inputs, clock)
         with clock.stage(Stage.SEAL):
-            manifest = seal_bundle(work, _make_manifest(options, inputs, variants, checks=checks))
+            manifest = _make_manifest(options, inputs, variants, checks=checks)
+            manifest = seal_bundle(work, manifest.model_copy(update={"plans": built.facts}))
     return BuildReport(
         bundle=inputs.destination,
         manifest=manifest,
         stages=tuple(clock.reports),
+        plans=built,
         seconds=time.perf_counter() - clock.began,
     )
 
@@ -236,8 +259,9 @@ class _Inputs:
     model_facts: ModelFacts
 
 
-def _resolve(options: BuildOptions, progress: Progress) -> _Inputs:
+def _resolve(options: BuildOptions, plans: PlanOptions, progress: Progress) -> _Inputs:
     """Find the model and refuse whatever can be refused without tracing."""
+    has_builder = check_plan_options(plans).installation is not None
     if options.out is not None:
         check_destination(options.out)
     known = find_known_model(options.model)
@@ -255,7 +279,10 @@ def _resolve(options: BuildOptions, progress: Progress) -> _Inputs:
         prefill_chunk=options.prefill_chunk,
     )
     num_parameters = count_parameters(checkpoint)
-    _check_free_space(destination, num_parameters)
+    num_plans = _count_plans(options, plans) if has_builder else 0
+    _check_free_space(
+        destination, num_parameters * _bytes_per_parameter(contract.compute_dtype, num_plans)
+    )
     tokenizer = read_tokenizer(checkpoint)
     facts = make_model_facts(
         checkpoint, num_parameters=num_parameters, eos_token_ids=tokenizer.eos_token_ids
@@ -302,8 +329,25 @@ def _check(
             check_cpu_variant(graph_path, path, contract, context=context, threads=threads)
         )
     reference = TorchReference(checkpoint.load_model(), weights=contract.compute_dtype)
+    checks.append(check_weights(graph_path, contract, reference))
     checks += check_parity(graph_path, contract, reference, context=context, threads=threads)
     return tuple(checks)
+
+
+def _build_plans(
+    work: Path, options: BuildOptions, plans: PlanOptions, inputs: _Inputs, clock: _Clock
+) -> PlansReport:
+    """The plans that are asked for, from the graph that has passed its checks."""
+    if plans.target is Target.ONNX:
+        return PlansReport(plans=(), skipped=())
+    source = PlanSource(
+        graph=GRAPH_PATH,
+        contract=inputs.contract,
+        context=inputs.checkpoint.context,
+        lookahead_lengths=options.sorted_lengths,
+    )
+    with clock.stage(Stage.PLANS):
+        return build_plans(work, source, plans, progress=clock.progress)
 
 
 def _make_manifest(
@@ -358,9 +402,28 @@ def _tool_versions() -> dict[str, str]:
     return versions
 
 
-def _check_free_space(destination: Path, num_parameters: int) -> None:
+def _count_plans(options: BuildOptions, plans: PlanOptions) -> int:
+    """Plans that hold the weights once more."""
+    if plans.is_stripped:
+        return 0
+    if plans.sharing is PlanSharing.SHARED:
+        return 1
+    return len(set(plans.lookahead_lengths or options.lookahead_lengths))
+
+
+def _bytes_per_parameter(dtype: Dtype, num_plans: int) -> int:
+    """The graph's weights, and either what checking or what the plans take besides.
+
+    A half-precision graph is checked as a float32 twin, which is gone when plans are built.
+    """
+    size = storage_dtype(dtype).itemsize
+    twin = 0 if dtype is Dtype.FLOAT32 else storage_dtype(Dtype.FLOAT32).itemsize
+    return size + max(twin, num_plans * size)
+
+
+def _check_free_space(destination: Path, weight_bytes: int) -> None:
     """Refuse early when the bundle plainly cannot fit."""
-    needed = num_parameters * _BYTES_PER_PARAMETER + _OTHER_BYTES
+    needed = weight_bytes + _OTHER_BYTES
     folder = next(parent for parent in destination.absolute().parents if parent.is_dir())
     free = shutil.disk_usage(folder).free
     if free < needed:

@@ -164,6 +164,11 @@ class TorchReference:
         for parameter, found in names.items():
             yield tuple(found), parameter.detach().float().numpy()
 
+    def buffers(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
+        """Every buffer, which no precision rounds: the rotary embedding's frequencies."""
+        for name, buffer in self._model.named_buffers():
+            yield name, buffer.float().numpy()
+
     def embedding_rows(self, count: int) -> NDArray[np.float32]:
         """The first rows of the embedding table, [count, hidden]."""
         rows: NDArray[np.float32] = self._table()[:count].detach().float().numpy()

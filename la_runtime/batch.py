@@ -106,7 +106,7 @@ class BlockPolicy:
 
     @classmethod
     def fixed_width(cls, width: int, *, k_max: int) -> BlockPolicy:
-        """Every pass at one width and every key's column equal to its position.
+        """Every pass at one width, all its rows scored, and every key's column its position.
 
         At batch 1 plain and lookahead decoding then do the same arithmetic for the same token:
         logits and tokens are equal bit for bit.
@@ -117,6 +117,11 @@ class BlockPolicy:
         if width <= k_max:
             raise UsageError(f"fixed width must be more than k = {k_max}, got {width}")
         return cls(widths=(width,), prefill_chunk=width - k_max, cache_sizing=CacheSizing.EXACT)
+
+    @property
+    def least_scored(self) -> int:
+        """Rows whose scores every pass computes: all of them at a fixed width."""
+        return max(self.widths) if self.cache_sizing is CacheSizing.EXACT else 1
 
     def chunk_len(self, *, batch: int, num_cached: int) -> int:
         """Most prompt tokens of the next pass: `prefill_chunk`, halved while scores are too many.
@@ -366,6 +371,7 @@ class Batch:
             context=self._context,
             widths=self._policy.widths,
             outputs=outputs,
+            least_scored=self._policy.least_scored,
         )
         self._block_len = block_len = inputs.input_ids.shape[1]
         self._padding_rows += block_len * len(parts)

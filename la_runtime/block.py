@@ -49,6 +49,7 @@ def make_step_inputs(
     context: int,
     widths: tuple[int, ...],
     outputs: Outputs,
+    least_scored: int = 1,
 ) -> StepInputs:
     """Put the parts of all sequences into one block.
 
@@ -63,11 +64,13 @@ def make_step_inputs(
         context: number of positions the model has.
         widths: block widths to choose from, see `block_width`.
         outputs: which scores will be read.
+        least_scored: entries of `logits_rows` per sequence, at least; for kernels that sum in
+            another order for another number of them.
     """
     batch = len(parts)
     present = [part for part in parts if part is not None]
     block_len = block_width(max(part.rows.num_rows for part in present), widths)
-    num_scored = max(part.num_scored for part in present) if outputs else 1
+    num_scored = max(least_scored, *(part.num_scored for part in present)) if outputs else 1
     input_ids = np.zeros((batch, block_len), dtype=np.int64)
     position_ids = np.empty((batch, block_len), dtype=np.int64)
     logits_rows = np.zeros((batch, num_scored), dtype=np.int64)

@@ -31,6 +31,18 @@ print(*project["dependencies"], *project["optional-dependencies"]["cpu"], sep="\
 PYTHON
 }
 
+# The Python bindings of the TensorRT versions that are supported, without their libraries, for the
+# tests of their interface. Packages of their own: nothing else sees them.
+fetch_tensorrt_bindings() {
+    local version
+    for version in 10.16.1.11 11.4.0.106; do
+        rm -rf ".venv/tensorrt-$version"
+        "$python" -m pip --disable-pip-version-check -qq install --no-deps \
+            --only-binary :all: --target ".venv/tensorrt-$version" \
+            "tensorrt-cu13-bindings==$version" "tensorrt-lean-cu13-bindings==$version"
+    done
+}
+
 ensure_environment() {
     local wanted stamp=.venv/installed.sha256 host
     wanted=$(sha256sum pyproject.toml constraints.txt scripts/environment.sh)
@@ -54,6 +66,7 @@ ensure_environment() {
     rm -rf .venv/wheelhouse
     "${pip[@]}" download --constraint constraints.txt --only-binary :all: \
         --dest .venv/wheelhouse --requirement .venv/runtime.txt
+    fetch_tensorrt_bindings
     echo "$wanted" >"$stamp"
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -23,11 +24,12 @@ from la_export.checkpoint.weight_files import (
 )
 from la_runtime.errors import CheckpointError, HostError, UnknownModelError, UsageError
 
-__all__ = ["Snapshot", "download_model"]
+__all__ = ["Snapshot", "download_configuration", "download_model"]
 
 _TIMEOUT_S: Final = 10.0
 # A pinned snapshot with these and every weight file is taken as it is, without the network.
 _REQUIRED_FILES: Final = ("config.json", "tokenizer.json", "tokenizer_config.json")
+_CONFIGURATION: Final = "config.json"
 _SMALL_FILES: Final = (
     "config.json",
     "generation_config.json",
@@ -64,19 +66,56 @@ def download_model(repository: str, revision: str, *, allow_bin: bool) -> Snapsh
             weights while those are not allowed.
         HostError: the hub cannot be reached and nothing is cached.
     """
-    cached = _find_cached(repository, revision)
+    cached = _find_cached(repository, revision, has_all_weights)
     if cached is not None and cached.commit == revision and _is_complete(cached):
         return cached
+    return _download(
+        repository,
+        revision,
+        cached=cached,
+        choose=lambda files: [
+            *_SMALL_FILES,
+            _choose_weights(repository, files, allow_bin=allow_bin),
+        ],
+    )
+
+
+def download_configuration(repository: str, revision: str) -> Snapshot:
+    """Bring a repository's `config.json` alone onto this machine.
+
+    Raises:
+        UnknownModelError: the hub has no such repository, or it is private.
+        UsageError: the repository has no such revision.
+        CheckpointError: it asks for its licence to be accepted first.
+        HostError: the hub cannot be reached and nothing is cached.
+    """
+    cached = _find_cached(repository, revision, _has_configuration)
+    if cached is not None and cached.commit == revision:
+        return cached
+    return _download(repository, revision, cached=cached, choose=lambda _: [_CONFIGURATION])
+
+
+def _download(
+    repository: str,
+    revision: str,
+    *,
+    cached: Snapshot | None,
+    choose: Callable[[Sequence[str]], list[str]],
+) -> Snapshot:
+    """Bring files of a repository here.
+
+    Args:
+        repository: hub id.
+        revision: branch, tag or commit.
+        cached: what is taken when the hub cannot be reached.
+        choose: patterns of the wanted files, of the names that the repository has.
+    """
     try:
         found = HfApi().model_info(repository, revision=revision, timeout=_TIMEOUT_S)
         commit = found.sha or revision
-        files = [sibling.rfilename for sibling in found.siblings or ()]
-        weights = _choose_weights(repository, files, allow_bin=allow_bin)
+        patterns = choose([sibling.rfilename for sibling in found.siblings or ()])
         folder = snapshot_download(
-            repository,
-            revision=commit,
-            allow_patterns=[*_SMALL_FILES, weights],
-            etag_timeout=_TIMEOUT_S,
+            repository, revision=commit, allow_patterns=patterns, etag_timeout=_TIMEOUT_S
         )
     except GatedRepoError as error:
         raise CheckpointError(
@@ -103,13 +142,19 @@ def download_model(repository: str, revision: str, *, allow_bin: bool) -> Snapsh
     return Snapshot(folder=Path(folder), commit=commit)
 
 
-def _find_cached(repository: str, revision: str) -> Snapshot | None:
-    """A snapshot downloaded earlier that holds every weight file."""
+def _find_cached(
+    repository: str, revision: str, is_whole: Callable[[Path], bool]
+) -> Snapshot | None:
+    """A snapshot downloaded earlier that holds what is wanted."""
     try:
         folder = Path(snapshot_download(repository, revision=revision, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError):
         return None
-    return Snapshot(folder=folder, commit=folder.name) if has_all_weights(folder) else None
+    return Snapshot(folder=folder, commit=folder.name) if is_whole(folder) else None
+
+
+def _has_configuration(folder: Path) -> bool:
+    return (folder / _CONFIGURATION).is_file()
 
 
 def _is_complete(snapshot: Snapshot) -> bool:
@@ -117,7 +162,7 @@ def _is_complete(snapshot: Snapshot) -> bool:
     return all((snapshot.folder / name).is_file() for name in _REQUIRED_FILES)
 
 
-def _choose_weights(repository: str, files: list[str], *, allow_bin: bool) -> str:
+def _choose_weights(repository: str, files: Sequence[str], *, allow_bin: bool) -> str:
     if any(fnmatchcase(name, SAFETENSORS_PATTERN) for name in files):
         return SAFETENSORS_PATTERN
     if any(fnmatchcase(name, BIN_PATTERN) for name in files):

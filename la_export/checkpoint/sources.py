@@ -11,10 +11,11 @@ import importlib.metadata
 import importlib.util
 import re
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from pathlib import Path
 from typing import Final
 
-from la_export.checkpoint.hub import download_model
+from la_export.checkpoint.hub import download_configuration, download_model
 from la_export.checkpoint.known_models import (
     KNOWN_MODELS,
     HubModel,
@@ -29,7 +30,7 @@ from la_export.checkpoint.weight_files import (
 )
 from la_runtime.errors import CheckpointError, HostError, UnknownModelError, UsageError
 
-__all__ = ["ModelSource", "WeightFormat", "find_model"]
+__all__ = ["ModelSource", "WeightFormat", "find_configuration", "find_model"]
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _LOCAL_REVISION: Final = "local"
@@ -46,7 +47,8 @@ class ModelSource:
         revision: commit, package version, or `local`.
         folder: the folder with configuration and weights.
         weight_format: how the weights are stored.
-        weight_files: the weight files, sorted by name.
+        weight_files: the weight files, sorted by name; none where only the configuration was
+            looked for, but for a GGUF file, which holds both.
     """
 
     name: str
@@ -71,6 +73,14 @@ class ModelSource:
         return digest.hexdigest()
 
 
+class _Wanted(Enum):
+    """Which of a model's files are looked for: the configuration, or weights of these kinds too."""
+
+    CONFIGURATION = auto()
+    SAFETENSORS = auto()
+    PICKLES_TOO = auto()
+
+
 def find_model(model: str, *, revision: str | None, allow_bin: bool) -> ModelSource:
     """Find a model's files, downloading from the hub when that is where they are.
 
@@ -85,18 +95,39 @@ def find_model(model: str, *, revision: str | None, allow_bin: bool) -> ModelSou
         CheckpointError: no weights of an allowed kind.
         HostError: the hub cannot be reached, or a package is not installed.
     """
+    wanted = _Wanted.PICKLES_TOO if allow_bin else _Wanted.SAFETENSORS
+    return _find(model, revision, wanted)
+
+
+def find_configuration(model: str, *, revision: str | None) -> ModelSource:
+    """Find a model's configuration; its weights need not be there, and none is downloaded.
+
+    Args:
+        model: see `find_model`.
+        revision: see `find_model`.
+
+    Raises:
+        UnknownModelError: nothing of that name.
+        UsageError: a path that does not exist, or a revision for something not on the hub.
+        CheckpointError: a folder without configuration.
+        HostError: the hub cannot be reached, or a package is not installed.
+    """
+    return _find(model, revision, _Wanted.CONFIGURATION)
+
+
+def _find(model: str, revision: str | None, wanted: _Wanted) -> ModelSource:
     known = find_known_model(model)
     if known is not None:
-        return _find_known(known, revision, allow_bin)
+        return _find_known(known, revision, wanted)
     path = _find_path(model)
     if path is not None:
         if revision is not None:
             raise UsageError(f"--revision {revision} is only for the hub; {model} is a local path")
-        return _find_local(path, allow_bin)
+        return _find_local(path, wanted)
     if _looks_like_path(model):
         raise UsageError(f"--model {model}: no such file or folder")
     if _HUB_ID.fullmatch(model):
-        return _find_on_hub(model, revision or "main", allow_bin)
+        return _find_on_hub(model, revision or "main", wanted)
     raise _unknown(model)
 
 
@@ -128,13 +159,13 @@ def _unknown(model: str) -> UnknownModelError:
     )
 
 
-def _find_known(known: KnownModel, revision: str | None, allow_bin: bool) -> ModelSource:
+def _find_known(known: KnownModel, revision: str | None, wanted: _Wanted) -> ModelSource:
     if isinstance(known.place, PackagedModel):
         if revision is not None:
             raise UsageError(f"--revision {revision} is only for the hub; {known.name} is packaged")
         return _find_packaged(known, known.place)
     place: HubModel = known.place
-    found = _find_on_hub(place.repository, revision or place.revision, allow_bin)
+    found = _find_on_hub(place.repository, revision or place.revision, wanted)
     return replace(found, name=known.name)
 
 
@@ -158,9 +189,13 @@ def _find_packaged(known: KnownModel, place: PackagedModel) -> ModelSource:
     )
 
 
-def _find_on_hub(repository: str, revision: str, allow_bin: bool) -> ModelSource:
-    snapshot = download_model(repository, revision, allow_bin=allow_bin)
-    weight_format, weight_files = _find_weights(snapshot.folder, repository, allow_bin)
+def _find_on_hub(repository: str, revision: str, wanted: _Wanted) -> ModelSource:
+    if wanted is _Wanted.CONFIGURATION:
+        snapshot = download_configuration(repository, revision)
+    else:
+        is_any = wanted is _Wanted.PICKLES_TOO
+        snapshot = download_model(repository, revision, allow_bin=is_any)
+    weight_format, weight_files = _find_weights(snapshot.folder, repository, wanted)
     return ModelSource(
         name=repository.rsplit("/", 1)[1],
         origin=f"hub:{repository}",
@@ -171,14 +206,14 @@ def _find_on_hub(repository: str, revision: str, allow_bin: bool) -> ModelSource
     )
 
 
-def _find_local(path: Path, allow_bin: bool) -> ModelSource:
+def _find_local(path: Path, wanted: _Wanted) -> ModelSource:
     if path.is_dir():
         folder = path.resolve()
         if not (folder / "config.json").is_file():
             raise CheckpointError(
                 f"{path} has no config.json; expected a Hugging Face model folder"
             )
-        weight_format, weight_files = _find_weights(folder, str(path), allow_bin)
+        weight_format, weight_files = _find_weights(folder, str(path), wanted)
         # A link is called what the user calls it.
         name = folder.name if path.name in ("", "..") else path.name
     elif path.suffix.lower() == ".gguf":
@@ -203,15 +238,17 @@ def _find_local(path: Path, allow_bin: bool) -> ModelSource:
 
 
 def _find_weights(
-    folder: Path, shown: str, allow_bin: bool
+    folder: Path, shown: str, wanted: _Wanted
 ) -> tuple[WeightFormat, tuple[Path, ...]]:
+    if wanted is _Wanted.CONFIGURATION:
+        return WeightFormat.SAFETENSORS, ()
     safetensors = find_weight_files(folder, shown, WeightFormat.SAFETENSORS)
     if safetensors:
         return WeightFormat.SAFETENSORS, safetensors
     pickled = find_weight_files(folder, shown, WeightFormat.BIN)
     if not pickled:
         raise CheckpointError(f"{shown} has no weights: expected {SAFETENSORS_PATTERN}")
-    if not allow_bin:
+    if wanted is _Wanted.SAFETENSORS:
         raise CheckpointError(
             f"{shown} has only pickle weights ({pickled[0].name}), which can run code when "
             "loaded carelessly; convert them to safetensors, or pass --allow-bin to read them "

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from la_export.cli.plan import MakePlanOptions, plan_options
 from la_export.options import DEFAULT_PREFILL_CHUNK, BuildOptions, Precision
 from la_runtime.contract import CacheForm
 
@@ -68,6 +69,7 @@ __all__ = ["build_command"]
 )
 @click.option("--revision", metavar="REV", help="Hub revision: branch, tag or commit.")
 @click.option("--threads", type=int, metavar="N", help="CPU threads for the checks.")
+@plan_options("auto", "onnx", "trt", "trt-rtx")
 @click.option("--allow-bin", is_flag=True, help="Read pickle-based .bin weights, weights-only.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object to stdout.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress and no table.")
@@ -82,6 +84,7 @@ def build_command(
     context: int | None,
     revision: str | None,
     threads: int | None,
+    plans: MakePlanOptions,
     *,
     allow_bin: bool,
     as_json: bool,
@@ -90,6 +93,7 @@ def build_command(
 ) -> None:
     """Compile MODEL into a bundle and check it against PyTorch.
 
+    The bundle always serves ONNX Runtime; --target says which TensorRT has plans in it as well.
     Prints the bundle's path to stdout; progress and a table of what was made go to stderr.
     """
     began = time.perf_counter()
@@ -105,6 +109,7 @@ def build_command(
         threads=threads,
         allow_bin=allow_bin,
     )
+    plan_options_given = plans(options.sorted_lengths, prefill_chunk)
     from la_export.cli.console import StageLines, make_console, quiet_libraries
 
     console = make_console(quiet=quiet)
@@ -113,7 +118,7 @@ def build_command(
         from la_export.cli.report import print_report, report_record
         from la_export.pipeline import build
 
-        report = build(options, progress)
+        report = build(options, progress, plans=plan_options_given)
     # What the user waited for, loading the libraries included.
     report = replace(report, seconds=time.perf_counter() - began)
     print_report(report, console)

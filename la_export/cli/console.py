@@ -12,6 +12,7 @@ from rich.status import Status
 
 if TYPE_CHECKING:
     from la_export.pipeline import Stage, StageReport
+    from la_export.plan import PlanReport
 
 __all__ = ["StageLines", "format_bytes", "make_console", "make_output_console", "quiet_libraries"]
 
@@ -70,6 +71,7 @@ class StageLines:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._status: Status | None = None
+        self._plan = ""
 
     def __enter__(self) -> StageLines:
         self._show("loading libraries")
@@ -90,6 +92,18 @@ class StageLines:
             f"  {report.stage.value:<10} {report.seconds:6.1f} s   "
             f"peak {format_bytes(report.peak_rss_bytes)}"
         )
+
+    def start_plan(self, path: str) -> None:
+        self._plan = path
+        self._show(path)
+
+    def advance(self, phase: str, step: int, num_steps: int) -> None:
+        if self._status is not None:
+            self._status.update(f"{self._plan}   {phase} {step}/{num_steps}")
+
+    def finish_plan(self, plan: PlanReport) -> None:
+        self._hide()
+        self._console.print(f"  {plan.facts.path}   {plan.compiled.seconds:.1f} s")
 
     def _show(self, text: str) -> None:
         self._hide()

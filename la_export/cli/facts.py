@@ -89,7 +89,8 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
         "lookahead vectors",
         f"{manifest.lookahead.origin}, {manifest.lookahead.group_mask.value} group mask",
     )
-    yield "contract", f"version {contract.version}, {contract.cache_form.value} cache"
+    places = "" if contract.capacity is None else f" of {contract.capacity} places"
+    yield "contract", f"version {contract.version}, {contract.cache_form.value} cache{places}"
     yield "built", manifest.created_utc
 
 

@@ -9,7 +9,9 @@ import click
 
 from la_export.cli.build import build_command
 from la_export.cli.doctor import doctor_command
+from la_export.cli.estimate import estimate_command
 from la_export.cli.inspect import inspect_command
+from la_export.cli.plan import plan_command
 from la_export.cli.verify import verify_command
 from la_runtime.errors import ExitCode, LookaheadError
 
@@ -70,5 +72,7 @@ def main() -> None:
 
 main.add_command(build_command)
 main.add_command(doctor_command)
+main.add_command(estimate_command)
 main.add_command(inspect_command)
+main.add_command(plan_command)
 main.add_command(verify_command)

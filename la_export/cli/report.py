@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from la_export.cli.console import format_bytes
+from la_export.cli.plan_lines import plans_record, print_plans
 from la_export.pipeline import BuildReport
 
 __all__ = ["print_report", "report_record"]
@@ -31,6 +32,8 @@ def print_report(report: BuildReport, console: Console) -> None:
     for check in manifest.checks:
         checks.add_row(check.name, f"{check.value:.2g}", f"{check.bound:.2g}", check.detail)
     console.print(checks)
+    if not console.quiet and (report.plans.plans or report.plans.skipped):
+        print_plans(report.plans)
 
 
 def report_record(report: BuildReport) -> dict[str, Any]:
@@ -47,5 +50,6 @@ def report_record(report: BuildReport) -> dict[str, Any]:
             }
             for stage in report.stages
         ],
+        **plans_record(report.plans),
         "manifest": report.manifest.model_dump(mode="json"),
     }

@@ -14,14 +14,21 @@ import onnx
 import onnx_ir as ir
 
 from la_export.graph.passes.contract_names import IR_DTYPES
+from la_export.graph.step_graph import OPSET_VERSIONS
 from la_export.graph.weights import WEIGHTS_FILE
 from la_runtime.bundle import CheckResult
-from la_runtime.contract import CacheForm, Contract, TensorSpec
+from la_runtime.contract import CacheForm, Contract, Dtype, TensorSpec
 from la_runtime.errors import CheckError
 
 __all__ = ["check_graph_file"]
 
 _CONTROL_FLOW: Final = frozenset({"If", "Loop", "Scan"})
+_FLOATS: Final = frozenset(
+    {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.DOUBLE}
+)
+# Angles grow with the position: rounded frequencies would turn far rows the wrong way.
+_FLOAT32_SUFFIX: Final = ".inv_freq"
+_NUM_ATTENTION_INPUTS: Final = 4
 # Larger constants belong into the external file, where they can be mapped.
 _INLINE_BYTES: Final = 1024
 
@@ -62,9 +69,10 @@ def _problems(
     graph = model.graph
     yield from _edge_problems("input", graph.inputs, contract.inputs)
     yield from _edge_problems("output", graph.outputs, contract.outputs)
-    yield from _operator_problems(model)
+    yield from _operator_problems(model, contract)
     yield from _count_problems(graph, contract, num_norms)
     for value in graph.initializers.values():
+        yield from _dtype_problems(value, contract)
         yield from _initializer_problems(value, folder)
 
 
@@ -93,11 +101,14 @@ def _axis(axis: object) -> str:
     return str(axis.value) if isinstance(axis, ir.SymbolicDim) else str(axis)
 
 
-def _operator_problems(model: ir.Model) -> Iterator[str]:
-    domains = set(model.opset_imports)
-    if domains != {""}:
-        yield f"operator sets {sorted(domains)}, expected the standard one only"
+def _operator_problems(model: ir.Model, contract: Contract) -> Iterator[str]:
+    opsets = model.opset_imports
+    if set(opsets) != {""}:
+        yield f"operator sets {sorted(opsets)}, expected the standard one only"
+    elif opsets[""] != OPSET_VERSIONS[contract.cache_form]:
+        yield f"opset {opsets['']}, expected {OPSET_VERSIONS[contract.cache_form]}"
     for node in model.graph:
+        yield from _form_problems(node)
         if node.domain != "":
             yield f"operator {node.domain}::{node.op_type} is not a standard one"
         if node.op_type in _CONTROL_FLOW:
@@ -105,6 +116,21 @@ def _operator_problems(model: ir.Model) -> Iterator[str]:
         source = node.inputs[0] if node.inputs else None
         if node.op_type == "Transpose" and source is not None and source.is_initializer():
             yield f"weight {source.name} is transposed in the graph"
+
+
+def _form_problems(node: ir.Node) -> Iterator[str]:
+    """Forms of a standard operator that compilers refuse, or that compute in too few bits."""
+    if node.op_type == "Attention" and (
+        len(node.outputs) != 1 or len(node.inputs) != _NUM_ATTENTION_INPUTS
+    ):
+        yield (
+            f"operator Attention has {len(node.inputs)} inputs and {len(node.outputs)} outputs, "
+            f"expected {_NUM_ATTENTION_INPUTS} and 1"
+        )
+    if node.op_type == "RMSNormalization":
+        stash = ir.DataType(node.attributes.get_int("stash_type", ir.DataType.FLOAT))
+        if stash != ir.DataType.FLOAT:
+            yield f"a normalization is computed in {stash}, expected {ir.DataType.FLOAT}"
 
 
 def _count_problems(graph: ir.Graph, contract: Contract, num_norms: int) -> Iterator[str]:
@@ -120,6 +146,13 @@ def _count_problems(graph: ir.Graph, contract: Contract, num_norms: int) -> Iter
     for operator, count in expected.items():
         if counts[operator] != count:
             yield f"{counts[operator]} {operator} operators, expected {count}"
+
+
+def _dtype_problems(value: ir.Value, contract: Contract) -> Iterator[str]:
+    is_frequencies = str(value.name).endswith(_FLOAT32_SUFFIX)
+    expected = IR_DTYPES[Dtype.FLOAT32 if is_frequencies else contract.compute_dtype]
+    if value.dtype in _FLOATS and value.dtype != expected:
+        yield f"initializer {value.name} is {value.dtype}, expected {expected}"
 
 
 def _initializer_problems(value: ir.Value, folder: Path) -> Iterator[str]:

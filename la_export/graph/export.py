@@ -24,17 +24,16 @@ from la_export.graph.passes.contract_names import name_by_contract
 from la_export.graph.passes.fusion import fuse_norms_and_rotary
 from la_export.graph.passes.initializers import initializers_to_inputs
 from la_export.graph.passes.metadata import strip_metadata
+from la_export.graph.passes.rounded_rotary import fuse_rounded_rotary
 from la_export.graph.passes.simplify import simplify
 from la_export.graph.passes.tied_head import share_tied_head
 from la_export.graph.passes.weight_transposes import store_weights_transposed
 from la_export.graph.step import DecoderStep
-from la_export.graph.step_graph import StepGraph
-from la_runtime.contract import Axis, CacheForm, Contract, Name, TensorSpec
+from la_export.graph.step_graph import OPSET_VERSIONS, StepGraph
+from la_runtime.contract import Axis, Contract, Name, TensorSpec
 
-__all__ = ["OPSET_VERSIONS", "optimize_graph", "trace_model"]
+__all__ = ["optimize_graph", "trace_model"]
 
-# The least that has `Attention`, and for `scatter` the least that has `TensorScatter` too.
-OPSET_VERSIONS: Final = {CacheForm.CONCAT: 23, CacheForm.SCATTER: 24}
 # Sizes of the example inputs: all different, so that tracing cannot take two axes for one.
 _EXAMPLE_SIZES: Final = {Axis.BATCH: 2, Axis.BLOCK: 5, Axis.PAST: 7, Axis.KEYS: 12, Axis.ROWS: 3}
 
@@ -81,6 +80,7 @@ def optimize_graph(step_graph: StepGraph) -> None:
     """Run every pass, in the one order in which they work."""
     simplify(step_graph)
     fuse_norms_and_rotary(step_graph)
+    fuse_rounded_rotary(step_graph)
     make_reshapes_constant(step_graph)
     simplify(step_graph)
     share_tied_head(step_graph)

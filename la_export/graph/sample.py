@@ -221,7 +221,7 @@ def _make_feeds(
     pasts: list[NDArray[np.float32]],
     vectors: NDArray[np.float32],
 ) -> dict[str, NDArray[np.generic]]:
-    """The contract's inputs; in `concat` the block stands behind all places, else behind its own."""
+    """The contract's inputs, the block's columns where its cache form has them."""
     batch = len(sequences)
     block = max(len(sequence.rows) for sequence in sequences)
     lengths = np.array([len(sequence.past_ids) for sequence in sequences], np.int64)

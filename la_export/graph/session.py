@@ -25,9 +25,7 @@ class GraphSession:
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
-        self._session = ort.InferenceSession(
-            str(path), options, providers=["CPUExecutionProvider"]
-        )
+        self._session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         self.output_names = tuple(output.name for output in self._session.get_outputs())
 
     def run(self, feeds: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:

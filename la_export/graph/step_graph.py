@@ -7,12 +7,16 @@ optimizers from folding, copying or loading tensors they must not touch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import onnx_ir as ir
 
-from la_runtime.contract import Contract
+from la_runtime.contract import CacheForm, Contract
 
-__all__ = ["StepGraph", "WeightSource"]
+__all__ = ["OPSET_VERSIONS", "StepGraph", "WeightSource"]
+
+# The oldest that have `Attention`, and `TensorScatter` as well.
+OPSET_VERSIONS: Final = {CacheForm.CONCAT: 23, CacheForm.SCATTER: 24}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

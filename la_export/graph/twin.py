@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -55,4 +55,10 @@ def _widen(half: ir.TensorProtocol) -> ir.LazyTensor:
     def load() -> ir.TensorProtocol:
         return ir.Tensor(half.numpy().astype(np.float32))
 
-    return ir.LazyTensor(load, dtype=ir.DataType.FLOAT, shape=half.shape, name=half.name, cache=False)
+    return ir.LazyTensor(
+        load,
+        dtype=ir.DataType.FLOAT,
+        shape=ir.Shape(half.shape.numpy()),
+        name=half.name,
+        cache=False,
+    )

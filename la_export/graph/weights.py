@@ -73,9 +73,7 @@ def write_graph(step_graph: StepGraph, reader: TensorReader, folder: Path) -> Pa
     return path
 
 
-def _join_weight(
-    step_graph: StepGraph, name: str, value: ir.Value, reader: TensorReader
-) -> None:
+def _join_weight(step_graph: StepGraph, name: str, value: ir.Value, reader: TensorReader) -> None:
     """Make a trailing input an initializer, in the dtype that the trace gave it."""
     assert value.shape is not None, f"weight {name} has no shape"
     assert value.dtype is not None, f"weight {name} has no dtype"

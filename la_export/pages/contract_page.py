@@ -36,15 +36,28 @@ _EXAMPLE: Final = Contract(
     compute_dtype=cast("Dtype", "compute_dtype"),
     kv_dtype=cast("Dtype", "kv_dtype"),
 )
+_SCATTER: Final = dataclasses.replace(_EXAMPLE, cache_form=CacheForm.SCATTER, capacity=1033)
 _ENUMS: Final[tuple[type[StrEnum], ...]] = (Dtype, CacheForm, KvOrder)
 
 
 def _render_tensors() -> str:
+    """Cache form `concat` in full, then what is otherwise in `scatter`."""
+    tables = (
+        ("Inputs", _EXAMPLE.inputs),
+        ("Outputs", _EXAMPLE.outputs),
+        ("Inputs that are new or different in `scatter`", _only_in_scatter("inputs")),
+        ("Outputs that are new or different in `scatter`", _only_in_scatter("outputs")),
+    )
     header = ("Tensor", "Axes", "Dtype", "Meaning")
     return "\n\n".join(
         f"**{title}**\n\n{make_table(header, [_tensor_row(spec) for spec in specs])}"
-        for title, specs in (("Inputs", _EXAMPLE.inputs), ("Outputs", _EXAMPLE.outputs))
+        for title, specs in tables
     )
+
+
+def _only_in_scatter(side: str) -> list[TensorSpec]:
+    known = getattr(_EXAMPLE, side)
+    return [spec for spec in getattr(_SCATTER, side) if spec not in known]
 
 
 def _tensor_row(spec: TensorSpec) -> tuple[str, ...]:
@@ -55,7 +68,7 @@ def _tensor_row(spec: TensorSpec) -> tuple[str, ...]:
 def _axis_name(axis: Axis | int) -> str:
     if isinstance(axis, Axis) or axis == 1:
         return str(axis)
-    return next(f.name for f in dataclasses.fields(Contract) if getattr(_EXAMPLE, f.name) == axis)
+    return next(f.name for f in dataclasses.fields(Contract) if getattr(_SCATTER, f.name) == axis)
 
 
 def _render_axes() -> str:

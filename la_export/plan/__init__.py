@@ -5,14 +5,13 @@ from __future__ import annotations
 from la_export.plan.options import PlanOptions, PlanSharing, Target
 from la_export.plan.plans import (
     AddedPlans,
-    PlanReport,
     PlanSource,
-    PlansReport,
     add_plans,
     build_plans,
     check_plan_options,
 )
 from la_export.plan.progress import PlanProgress, SilentPlanProgress
+from la_export.plan.report import PlanReport, PlansReport
 
 __all__ = [
     "AddedPlans",

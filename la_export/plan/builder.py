@@ -8,12 +8,11 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from la_export.plan import api
-from la_export.plan.layers import LayerCounts, count_layers
+from la_export.plan.layers import count_layers
 from la_export.plan.log import BuildLog, make_log
 from la_export.plan.namespace import Installation
 from la_export.plan.network import check_network, let_attention_decompose, read_graph
@@ -21,29 +20,13 @@ from la_export.plan.options import PlanOptions
 from la_export.plan.problems import describe_build_errors
 from la_export.plan.profiles import check_profile
 from la_export.plan.progress import PlanProgress, catch_interrupt, make_monitor
+from la_export.plan.report import Compiled
 from la_export.plan.timing_cache import TimingCacheFile, default_timing_folder
 from la_runtime.contract import Contract, Dtype
 from la_runtime.errors import HostError, PlanError, UsageError
 from la_runtime.plans import HardwareCompatibility, PlanProfile
 
-__all__ = ["Compiled", "PlanBuilder"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compiled:
-    """One plan as it was compiled.
-
-    Args:
-        bytes: of the file.
-        seconds: wall time.
-        num_attentions: of the network.
-        layers: what the builder says of the layers; None if it says nothing.
-    """
-
-    bytes: int
-    seconds: float
-    num_attentions: int
-    layers: LayerCounts | None
+__all__ = ["PlanBuilder"]
 
 
 class PlanBuilder:

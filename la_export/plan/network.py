@@ -16,7 +16,7 @@ from la_export.plan.api import (
 from la_export.plan.log import BuildLog
 from la_export.plan.namespace import Installation, TensorRT
 from la_export.plan.problems import describe_parser_errors
-from la_runtime.contract import Axis, Contract, Dtype, TensorSpec
+from la_runtime.contract import Contract, Dtype, TensorSpec
 from la_runtime.errors import PlanError
 
 __all__ = ["ParsedGraph", "check_network", "let_attention_decompose", "read_graph"]

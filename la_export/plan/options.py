@@ -8,19 +8,18 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from la_export.options import DEFAULT_PREFILL_CHUNK
 from la_runtime.errors import UsageError
 from la_runtime.plans import HardwareCompatibility
 
 __all__ = [
     "DEFAULT_MAX_BATCH",
-    "DEFAULT_PREFILL_CHUNK",
     "PlanOptions",
     "PlanSharing",
     "Target",
 ]
 
 DEFAULT_MAX_BATCH: Final = 4
-DEFAULT_PREFILL_CHUNK: Final = 512
 _MOST_OPTIMIZATION: Final = 5
 _COMPUTE_CAPABILITY: Final = re.compile(r"SM\d{2,3}")
 
@@ -60,8 +59,8 @@ class PlanOptions:
         lookahead_lengths: the k to build for; those of the bundle when empty.
         sharing: a plan for each k, or one.
         max_batch: most sequences of a pass.
-        prefill_chunk: most prompt tokens of a pass; `DEFAULT_PREFILL_CHUNK`, or what the context
-            and the cache's capacity leave, when not given.
+        prefill_chunk: most prompt tokens of a pass; fewer where the context or the cache's
+            capacity has no room for so many.
         workspace_bytes: device memory a layer may take while it runs; TensorRT's default when not
             given.
         optimization_level: 0 (quickly built) to 5 (quickly run); TensorRT's default when not given.
@@ -81,7 +80,7 @@ class PlanOptions:
     lookahead_lengths: tuple[int, ...] = ()
     sharing: PlanSharing = PlanSharing.PER_K
     max_batch: int = DEFAULT_MAX_BATCH
-    prefill_chunk: int | None = None
+    prefill_chunk: int = DEFAULT_PREFILL_CHUNK
     workspace_bytes: int | None = None
     optimization_level: int | None = None
     hardware_compatibility: HardwareCompatibility = HardwareCompatibility.NONE

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from la_export.plan.builder import Compiled, PlanBuilder
+from la_export.plan.builder import PlanBuilder
 from la_export.plan.flavors import check_options
 from la_export.plan.namespace import Choice, FindGpu, Installation, choose_installation
 from la_export.plan.options import PlanOptions, PlanSharing
@@ -25,9 +25,11 @@ from la_export.plan.profiles import (
     resolve_sizes,
 )
 from la_export.plan.progress import PlanProgress, SilentPlanProgress
+from la_export.plan.report import Compiled, PlanReport, PlansReport
 from la_runtime.backends.gpu import read_gpu
 from la_runtime.bundle import (
     MANIFEST_NAME,
+    REPORTS_FOLDER,
     Bundle,
     Manifest,
     open_bundle,
@@ -38,13 +40,11 @@ from la_runtime.certificate import check_unchanged
 from la_runtime.contract import Contract, Dtype
 from la_runtime.digests import hash_file
 from la_runtime.errors import HostError, UsageError
-from la_runtime.plans import PLANS_FOLDER, PlanFacts, PlanProfile, PlanTarget
+from la_runtime.plans import PLANS_FOLDER, PlanFacts, PlanProfile
 
 __all__ = [
     "AddedPlans",
-    "PlanReport",
     "PlanSource",
-    "PlansReport",
     "add_plans",
     "build_plans",
     "check_plan_options",
@@ -78,37 +78,6 @@ class PlanSource:
             context=manifest.model.context,
             lookahead_lengths=manifest.lookahead_lengths,
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanReport:
-    """One plan as it was built.
-
-    Args:
-        facts: what the manifest says of it.
-        compiled: size, time and layers.
-    """
-
-    facts: PlanFacts
-    compiled: Compiled
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlansReport:
-    """The plans that were built.
-
-    Args:
-        plans: in the order of their lookahead lengths.
-        skipped: a line for each TensorRT that could not be used, with what to do.
-    """
-
-    plans: tuple[PlanReport, ...]
-    skipped: tuple[str, ...]
-
-    @property
-    def facts(self) -> tuple[PlanFacts, ...]:
-        """What the manifest is to say of them."""
-        return tuple(plan.facts for plan in self.plans)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,17 +115,15 @@ def build_plans(
     *,
     progress: PlanProgress | None = None,
     find_gpu: FindGpu = read_gpu,
-    graph_root: Path | None = None,
 ) -> PlansReport:
     """Build plans into a folder that becomes a bundle.
 
     Args:
-        root: where the plans go, under `PLANS_FOLDER`.
+        root: holds the graph and receives the plans, under `PLANS_FOLDER`.
         source: what they are built from.
         options: how they are built.
         progress: is told of each plan.
         find_gpu: asks the driver for the GPU to build on.
-        graph_root: the folder that holds the graph; `root` when not given.
 
     Returns:
         The plans, none if no TensorRT can be used and none was named.
@@ -166,32 +133,50 @@ def build_plans(
         HostError: a target that was named cannot be built here, or the disk is full.
         PlanError: TensorRT refuses the graph or cannot build it.
     """
-    listener = progress or SilentPlanProgress()
     choice = check_plan_options(options, find_gpu=find_gpu)
     if choice.installation is None:
         return PlansReport(plans=(), skipped=choice.skipped)
+    plans = _build_with(
+        choice.installation,
+        source,
+        options,
+        graph=root / source.graph,
+        destination=root,
+        progress=progress or SilentPlanProgress(),
+    )
+    return PlansReport(plans=plans, skipped=choice.skipped)
+
+
+def _build_with(
+    installation: Installation,
+    source: PlanSource,
+    options: PlanOptions,
+    *,
+    graph: Path,
+    destination: Path,
+    progress: PlanProgress,
+) -> tuple[PlanReport, ...]:
     lengths = _choose_lengths(options, source)
     sizes = resolve_sizes(options, source.contract, context=source.context, largest_k=lengths[-1])
-    graph = (graph_root or root) / source.graph
     builder = PlanBuilder(
-        choice.installation,
+        installation,
         graph,
         source.contract,
         context=source.context,
         options=options,
-        progress=listener,
+        progress=progress,
     )
     graph_sha256 = hash_file(graph).sha256
     reports = []
     for blank in _plan_blanks(options, source.contract, lengths, sizes):
-        path = f"{PLANS_FOLDER}/{choice.installation.flavor.target}/{blank.name}.plan"
-        listener.start_plan(path)
-        compiled = builder.compile(blank.profiles, root / path)
-        facts = _make_facts(choice.installation, options, blank, path, graph_sha256)
-        _note_unfused(compiled, source.contract, path, listener)
-        listener.finish_plan(facts)
+        path = f"{PLANS_FOLDER}/{installation.flavor.target}/{blank.name}.plan"
+        progress.start_plan(path)
+        compiled = builder.compile(blank.profiles, destination / path)
+        _note_unfused(compiled, source.contract, path, progress)
+        facts = _make_facts(installation, options, blank, path, graph_sha256)
         reports.append(PlanReport(facts=facts, compiled=compiled))
-    return PlansReport(plans=tuple(reports), skipped=choice.skipped)
+        progress.finish_plan(reports[-1])
+    return tuple(reports)
 
 
 def _choose_lengths(options: PlanOptions, source: PlanSource) -> tuple[int, ...]:
@@ -262,10 +247,10 @@ def _note_unfused(
     compiled: Compiled, contract: Contract, path: str, progress: PlanProgress
 ) -> None:
     """Say when attention is computed in pieces where a single kernel could do; never in float32."""
-    if compiled.layers is None or contract.compute_dtype is Dtype.FLOAT32:
+    if contract.compute_dtype is Dtype.FLOAT32:
         return
-    fused = min(compiled.layers.fused_attentions)
-    if fused < compiled.num_attentions:
+    fused = compiled.fused_attentions
+    if fused is not None and fused < compiled.num_attentions:
         progress.note(
             f"{path}: {fused} of {compiled.num_attentions} attentions are one kernel each; the "
             "others are computed in pieces, which is slower"
@@ -296,21 +281,21 @@ def add_plans(
         HostError: there is no TensorRT that can be used, or the disk is full.
         PlanError: TensorRT refuses the graph or cannot build it.
     """
-    check_plan_options(options, find_gpu=find_gpu)
+    choice = check_plan_options(options, find_gpu=find_gpu)
+    if choice.installation is None:
+        reasons = "; ".join(choice.skipped) or "target onnx has none"
+        raise HostError(f"no plan can be built here: {reasons}; the bundle is as it was")
     bundle = open_bundle(path)
     with write_bundle(path) as work:
-        report = build_plans(
-            work,
+        plans = _build_with(
+            choice.installation,
             PlanSource.of(bundle.manifest),
             options,
-            progress=progress,
-            find_gpu=find_gpu,
-            graph_root=bundle.root,
+            graph=bundle.path(bundle.manifest.graph),
+            destination=work,
+            progress=progress or SilentPlanProgress(),
         )
-        if not report.plans:
-            raise HostError(
-                f"no plan can be built here: {'; '.join(report.skipped)}; the bundle is as it was"
-            )
+        report = PlansReport(plans=plans, skipped=choice.skipped)
         manifest = _complete(bundle, work, report)
     return AddedPlans(bundle=path, manifest=manifest, report=report)
 
@@ -324,7 +309,7 @@ def _complete(bundle: Bundle, work: Path, report: PlansReport) -> Manifest:
     kept = {name: entry for name, entry in current.files.items() if name not in leaving}
     for name in kept:
         _share(bundle.root / name, work / name)
-    for found in sorted(bundle.root.glob("reports/**/*")):
+    for found in sorted(bundle.root.glob(f"{REPORTS_FOLDER}/**/*")):
         if found.is_file():
             _share(found, work / found.relative_to(bundle.root))
     new = {facts.path: hash_file(work / facts.path) for facts in report.facts}

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final
 
-from la_export.plan.options import DEFAULT_PREFILL_CHUNK, PlanOptions
+from la_export.plan.options import PlanOptions
 from la_runtime.contract import Axis, Contract
 from la_runtime.errors import UsageError
 from la_runtime.layout import Layout
@@ -27,8 +28,10 @@ __all__ = [
     "resolve_sizes",
 ]
 
-PREFILL = "prefill"
-STEP = "step"
+PREFILL: Final = "prefill"
+STEP: Final = "step"
+# Texts are checked some rows at a time, whatever k is.
+_LEAST_SCORED_ROWS: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,37 +52,28 @@ class Sizes:
 def resolve_sizes(
     options: PlanOptions, contract: Contract, *, context: int, largest_k: int
 ) -> Sizes:
-    """Settle the sizes that the options leave open.
+    """Settle the sizes: no chunk is longer than the context and the cache have room for.
 
     Args:
         options: what is asked of the plans.
         contract: of the graph.
         context: positions of the model.
         largest_k: of the lookahead lengths to build for.
-
-    Raises:
-        UsageError: the chunk that was asked for does not fit.
     """
     room = context
     if contract.capacity is not None:
         room = min(room, contract.capacity - context - largest_k)
-    chunk = options.prefill_chunk
-    if chunk is not None and chunk > room:
-        places = "" if contract.capacity is None else f", capacity {contract.capacity}"
-        raise UsageError(
-            f"--prefill-chunk {chunk} does not fit: at most {room} tokens of a prompt fit into a "
-            f"pass (context {context}{places}, k {largest_k}); give at most that"
-        )
     return Sizes(
         context=context,
         max_batch=options.max_batch,
-        prefill_chunk=min(DEFAULT_PREFILL_CHUNK, room) if chunk is None else chunk,
+        prefill_chunk=min(options.prefill_chunk, room),
     )
 
 
 def make_prefill_profile(contract: Contract, sizes: Sizes, *, k: int) -> PlanProfile:
     """The profile of passes that read a prompt, up to a whole chunk and a group behind it."""
     widest = sizes.prefill_chunk + k
+    most_scored = min(max(Layout.FULL.max_rows(k), _LEAST_SCORED_ROWS), widest)
     return PlanProfile(
         name=PREFILL,
         k=k,
@@ -87,10 +81,8 @@ def make_prefill_profile(contract: Contract, sizes: Sizes, *, k: int) -> PlanPro
             contract,
             sizes,
             block=AxisRange(least=1, likely=widest, most=widest),
-            rows=AxisRange(
-                least=1, likely=min(1 + k, widest), most=min(Layout.FULL.max_rows(k), widest)
-            ),
-            likely_past=min(sizes.prefill_chunk, sizes.context),
+            rows=AxisRange(least=1, likely=min(1 + k, most_scored), most=most_scored),
+            likely_past=max(min(sizes.prefill_chunk, sizes.context - sizes.prefill_chunk), 1),
         ),
     )
 

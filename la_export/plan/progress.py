@@ -11,7 +11,7 @@ from typing import Protocol
 
 from la_export.plan.api import IProgressMonitor
 from la_export.plan.namespace import TensorRT
-from la_runtime.plans import PlanFacts
+from la_export.plan.report import PlanReport
 
 __all__ = ["Interruption", "PlanProgress", "SilentPlanProgress", "catch_interrupt", "make_monitor"]
 
@@ -31,7 +31,7 @@ class PlanProgress(Protocol):
         """A step of one of TensorRT's phases is done; phases lie within each other."""
         ...
 
-    def finish_plan(self, plan: PlanFacts) -> None:
+    def finish_plan(self, plan: PlanReport) -> None:
         """A plan has been written."""
         ...
 
@@ -48,7 +48,7 @@ class SilentPlanProgress:
     def advance(self, phase: str, step: int, num_steps: int) -> None:
         """Nothing."""
 
-    def finish_plan(self, plan: PlanFacts) -> None:
+    def finish_plan(self, plan: PlanReport) -> None:
         """Nothing."""
 
 

@@ -22,6 +22,7 @@ from polygraphy.comparator import Comparator, RunResults, SimpleCompareFunc
 from polygraphy.logger import G_LOGGER
 
 from la_export.reference import TorchReference
+from la_export.verify.tolerance import tolerance_of
 from la_runtime.bundle import Bundle
 from la_runtime.contract import CacheForm, Contract, Name
 from la_runtime.errors import BundleError, UsageError
@@ -29,11 +30,8 @@ from la_runtime.layout import make_rows
 from la_runtime.masks import make_attention_mask
 from la_runtime.storage import storage_dtype, stored_masked_value
 
-__all__ = ["DEPARTURE_BOUND", "Departure", "PointDifference", "find_departure"]
+__all__ = ["Departure", "PointDifference", "find_departure"]
 
-# Share of an element's own size, or of its point's typical size when that is more. Kernels that sum
-# in another order differ by up to 8e-5 of it: float32, all 62 points of SmolLM2-135M, four scripts.
-DEPARTURE_BOUND: Final = 5e-4
 _TINY: Final = float(np.finfo(np.float32).tiny)
 _EXTERNAL_FOLDER: Final = "session.model_external_initializers_file_folder_path"
 
@@ -79,7 +77,7 @@ def find_departure(
     *,
     position_ids: Sequence[int] = (),
     threads: int = 1,
-    bound: float = DEPARTURE_BOUND,
+    bound: float | None = None,
 ) -> Departure:
     """Read a text through the graph and through PyTorch, and compare point by point.
 
@@ -89,7 +87,7 @@ def find_departure(
         token_ids: [tokens] of the vocabulary, at most the bundle's context.
         position_ids: [tokens] where they stand; 0, 1, 2, ... when empty.
         threads: threads for ONNX Runtime.
-        bound: see `Departure`.
+        bound: see `Departure`; None takes that of the bundle's precision.
 
     Returns:
         The first point that departs, and the difference of each.
@@ -106,6 +104,8 @@ def find_departure(
     graph_path = bundle.path(manifest.graph)
     model = _load_graph(graph_path)
     stream = _find_stream(model.graph, manifest.contract)
+    if bound is None:
+        bound = tolerance_of(manifest.contract).departure
     named = dict(zip(truth, [*stream, Name.LOGITS.value], strict=True))
     session = _open_session(model, graph_path.parent, stream, threads)
     found = _run_graph(session, _make_feeds(manifest.contract, token_ids, positions))
@@ -251,10 +251,10 @@ def _make_feeds(
 def _run_graph(
     session: ort.InferenceSession, feeds: dict[str, NDArray[np.generic]]
 ) -> dict[str, NDArray[np.float32]]:
-    """Every output, without its batch axis."""
+    """Every output as float32, without its batch axis."""
     with G_LOGGER.verbosity(), OnnxrtRunner(session) as runner:
         outputs = runner.infer(feeds)
-    return {name: array[0] for name, array in outputs.items()}
+    return {name: array[0].astype(np.float32) for name, array in outputs.items()}
 
 
 def _compare(

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from la_runtime.errors import HostError
 
 __all__ = ["explain_import_error"]
 
+_EXTRAS: Final = {"ort-cpu": "cpu", "ort-cuda": "gpu"}
+_PACKAGES: Final = {"ort-cpu": "onnxruntime", "ort-cuda": "onnxruntime-gpu"}
 
-def explain_import_error(error: ImportError) -> HostError:
+
+def explain_import_error(error: ImportError, *, backend: str) -> HostError:
     """The error to raise when `import onnxruntime` fails.
+
+    Args:
+        error: what the import raised.
+        backend: which backend needs it.
 
     Raises:
         KeyboardInterrupt: Ctrl-C came during the import, which native modules report as an
@@ -19,11 +28,12 @@ def explain_import_error(error: ImportError) -> HostError:
         if isinstance(cause, KeyboardInterrupt):
             raise KeyboardInterrupt from error
         cause = cause.__cause__ or cause.__context__
+    package = _PACKAGES[backend]
     if isinstance(error, ModuleNotFoundError) and error.name == "onnxruntime":
         return HostError(
-            "backend 'ort-cpu' needs onnxruntime, which is not installed: "
-            "pip install 'lookahead-attention[cpu]'"
+            f"backend '{backend}' needs {package}, which is not installed: "
+            f"pip install 'lookahead-attention[{_EXTRAS[backend]}]'"
         )
     return HostError(
-        f"backend 'ort-cpu' needs onnxruntime, which is installed but cannot be imported: {error}"
+        f"backend '{backend}' needs {package}, which is installed but cannot be imported: {error}"
     )

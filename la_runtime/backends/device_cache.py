@@ -14,7 +14,7 @@ import numpy as np
 
 from la_runtime.backends.base import CacheSizing, CacheState
 from la_runtime.backends.device import Device, DeviceMemory, Extent, Rows, aligned_rows
-from la_runtime.backends.ort_cache import grown_capacity, make_spoiled
+from la_runtime.backends.places import grown_capacity, make_spoiled
 from la_runtime.contract import CacheForm, Contract
 from la_runtime.storage import from_stored, storage_dtype, to_stored
 
@@ -186,55 +186,51 @@ class DeviceCache:
         if wanted.size_bytes > self._memory.size_bytes:
             self._gather(self._sequences(), self._planes)
 
-    def commit(self, rows: Sequence[Sequence[int]], block: Rows) -> None:
-        """Append accepted rows of the last pass, per sequence and in order.
+    def append(self, rows: Sequence[Sequence[int]], block: Rows) -> None:
+        """Copy accepted rows of a block behind each sequence's places (`concat`).
 
         Args:
-            rows: of the block, per sequence.
-            block: the K/V that the pass returned; of no account in cache form `scatter`.
+            rows: of the block, per sequence and in order.
+            block: the K/V that the pass returned.
         """
-        if not self._is_scatter:
-            self._fit(max(int(n) + len(r) for n, r in zip(self.lengths, rows, strict=True)))
+        self._fit(max(int(n) + len(r) for n, r in zip(self.lengths, rows, strict=True)))
+        planes = self._planes
         for sequence, accepted in enumerate(rows):
-            if self._is_scatter:
-                self._settle(sequence, accepted)
-            else:
-                self._append(sequence, accepted, block)
-            self.lengths[sequence] += len(accepted)
-
-    def _append(self, sequence: int, accepted: Sequence[int], block: Rows) -> None:
-        """Copy rows of the block behind the sequence's places."""
-        planes = self._planes
-        column = int(self.lengths[sequence])
-        first_head = sequence * planes.num_heads * block.pitch_bytes
-        for first, count in _runs(accepted):
-            source = replace(
-                block, address=block.address + first_head + first * planes.column_bytes
-            )
-            self._device.copy(
-                planes.rows(self.address, sequence=sequence, column=column),
-                source,
-                planes.of_sequence(count),
-            )
-            column += count
-
-    def _settle(self, sequence: int, accepted: Sequence[int]) -> None:
-        """Move rows that the pass wrote behind the sequence's places to where they are wanted."""
-        planes = self._planes
-        column = int(self.lengths[sequence])
-        block = column
-        for first, count in _runs(accepted):
-            distance = block + first - column
-            assert distance >= 0, "a row is behind all those before it on its path"
-            # In pieces that do not overlap where they go: each goes where the last one was.
-            pieces = range(0, count, distance) if distance else ()
-            for done in pieces:
+            first_head = block.address + sequence * planes.num_heads * block.pitch_bytes
+            for first, count in _runs(accepted):
                 self._device.copy(
-                    planes.rows(self.address, sequence=sequence, column=column + done),
-                    planes.rows(self.address, sequence=sequence, column=column + distance + done),
-                    planes.of_sequence(min(distance, count - done)),
+                    planes.rows(
+                        self.address, sequence=sequence, column=int(self.lengths[sequence])
+                    ),
+                    replace(block, address=first_head + first * planes.column_bytes),
+                    planes.of_sequence(count),
                 )
-            column += count
+                self.lengths[sequence] += count
+
+    def settle(self, rows: Sequence[Sequence[int]]) -> None:
+        """Take accepted rows that the pass wrote behind each sequence's places (`scatter`).
+
+        Args:
+            rows: of the block, per sequence and in order.
+        """
+        for sequence, accepted in enumerate(rows):
+            block = int(self.lengths[sequence])
+            for first, count in _runs(accepted):
+                column = int(self.lengths[sequence])
+                self._move(sequence, block + first, column, count)
+                self.lengths[sequence] += count
+
+    def _move(self, sequence: int, source: int, column: int, count: int) -> None:
+        """Move columns of a sequence to the left, in pieces that do not overlap where they go."""
+        planes = self._planes
+        distance = source - column
+        assert distance >= 0, "a row is behind all those before it on its path"
+        for done in range(0, count, distance) if distance else ():
+            self._device.copy(
+                planes.rows(self.address, sequence=sequence, column=column + done),
+                planes.rows(self.address, sequence=sequence, column=source + done),
+                planes.of_sequence(min(distance, count - done)),
+            )
 
     def _fit(self, places: int) -> None:
         """Present as many columns as so many places ask for (`concat`)."""

@@ -16,6 +16,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from la_runtime.backends.array_scores import ArrayScores, score_names
 from la_runtime.backends.availability import explain_import_error
 from la_runtime.backends.base import CacheSizing, CacheState, PassLimits, StepInputs
 from la_runtime.backends.lookahead_vectors import (
@@ -24,7 +25,6 @@ from la_runtime.backends.lookahead_vectors import (
 )
 from la_runtime.backends.ort_cache import HostCache, PassBinding, make_host_cache
 from la_runtime.backends.ort_graph import check_signature, graph_limits
-from la_runtime.backends.ort_scores import OrtScores, score_names
 from la_runtime.bundle import Bundle
 from la_runtime.contract import Contract, Dtype
 from la_runtime.errors import BundleError, HostError, UsageError
@@ -32,7 +32,7 @@ from la_runtime.errors import BundleError, HostError, UsageError
 try:
     import onnxruntime as ort
 except ImportError as error:
-    raise explain_import_error(error) from error
+    raise explain_import_error(error, backend="ort-cpu") from error
 
 __all__ = ["OrtBackend"]
 
@@ -118,7 +118,7 @@ class OrtBackend:
     def _make_binding(self) -> PassBinding:
         return PassBinding(self.session.io_binding(), self.contract)
 
-    def forward(self, state: CacheState, inputs: StepInputs) -> OrtScores:
+    def forward(self, state: CacheState, inputs: StepInputs) -> ArrayScores:
         """See `Backend.forward`."""
         assert isinstance(state, HostCache)
         self._check_open()
@@ -131,7 +131,7 @@ class OrtBackend:
             score_names(inputs.outputs, self._omits),
         )
         self.session.run_with_iobinding(state.binding.io_binding, None)
-        return OrtScores(state.binding.scores)
+        return ArrayScores(state.binding.scores)
 
     def commit(self, state: CacheState, rows: Sequence[Sequence[int]]) -> None:
         """See `Backend.commit`."""

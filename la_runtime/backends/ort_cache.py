@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from la_runtime.backends.base import CacheSizing, CacheState, StepInputs
+from la_runtime.backends.places import grown_capacity, make_spoiled
 from la_runtime.contract import CacheForm, Contract, Name
 from la_runtime.storage import from_stored, storage_dtype, to_stored
 
@@ -26,42 +27,11 @@ __all__ = [
     "HostCache",
     "PassBinding",
     "ScatterCache",
-    "grown_capacity",
     "make_host_cache",
-    "make_spoiled",
 ]
 
-_CAPACITY_STEP = 128
-_CAPACITY_SHARE = 0.12
-_SPOILED_SCALE = 10.0
-_SPOILED_LIMIT = 6e4  # finite in every dtype
-_SPOILED_DRAWN = 1 << 20  # numbers to draw; more are repeats
 _KEPT_BYTES = 8 << 20
 _KEPT_TIMES = 4
-
-
-def grown_capacity(needed: int) -> int:
-    """Cache places to hold `needed`: the next step of 128 places, or of 12 % when that is more."""
-    step = max(_CAPACITY_STEP, math.floor(_CAPACITY_SHARE * needed))
-    return -(-needed // step) * step
-
-
-def make_spoiled(
-    used: NDArray[np.float32], shape: tuple[int, ...], seed: int
-) -> NDArray[np.float32]:
-    """Random K/V for places that hold nothing, see `CacheState.spoil_unused`.
-
-    Args:
-        used: the K/V they must outweigh, any shape.
-        shape: of the result.
-        seed: of the random numbers.
-    """
-    norm = float(np.sqrt(np.mean(np.square(used)))) if used.size else 1.0
-    num_drawn = min(math.prod(shape), _SPOILED_DRAWN)
-    drawn = (
-        _SPOILED_SCALE * norm * np.random.default_rng(seed).standard_normal(num_drawn, np.float32)
-    )
-    return np.resize(np.clip(drawn, -_SPOILED_LIMIT, _SPOILED_LIMIT), shape)
 
 
 class _Buffer:

@@ -8,14 +8,12 @@ from __future__ import annotations
 import importlib
 import logging
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
-from typing import Final, cast
+from typing import Final, NoReturn, cast
 
 from la_runtime.backends.device import Device
 from la_runtime.backends.trt_api import (
     FullTensorRT,
-    ICudaEngine,
     IExecutionContext,
     ILogger,
     RtxTensorRT,
@@ -123,13 +121,13 @@ class PlanEngine:
         self._tensorrt = tensorrt
         self._device = device
         self._plan = plan
-        self._runtime: Runtime | None = tensorrt.Runtime(self.messages.logger)
+        self._runtime: Runtime = tensorrt.Runtime(self.messages.logger)
         if plan.is_version_compatible:
             # Such a plan carries code of its own; the bundle's digests vouch for it.
             self._runtime.engine_host_code_allowed = True
         engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
         if engine is None:
-            self._fail(f"cannot load {plan.path}")
+            self._refuse(f"cannot load {plan.path}")
         self.engine = engine
         if plan.is_stripped:
             self._refit(graph)
@@ -145,10 +143,10 @@ class PlanEngine:
         refitter = full.Refitter(self.engine, self.messages.logger)
         parser = full.OnnxParserRefitter(refitter, self.messages.logger)
         if not parser.refit_from_file(str(graph)):
-            self._fail(f"cannot read the weights of {self._plan.path} from {graph}")
+            self._refuse(f"cannot read the weights of {self._plan.path} from {graph}")
         missing = refitter.get_missing_weights()
         if missing or not refitter.refit_cuda_engine():
-            self._fail(f"cannot put the weights into {self._plan.path} ({len(missing)} are missing)")
+            self._refuse(f"cannot put its {len(missing)} missing weights into {self._plan.path}")
 
     def _check_tensors(self, contract: Contract) -> None:
         engine, modes = self.engine, self._tensorrt.TensorIOMode
@@ -170,6 +168,8 @@ class PlanEngine:
             )
         for index, profile in enumerate(self._plan.profiles):
             for spec in contract.inputs:
+                if all(isinstance(axis, int) for axis in spec.axes):
+                    continue
                 found = engine.get_tensor_profile_shape(spec.name, index)
                 if tuple(tuple(shape) for shape in found) != profile.shape_of(spec.axes):
                     raise self._other_plan(f"its profile {index} has other shapes of {spec.name}")
@@ -221,5 +221,50 @@ class PlanEngine:
 
     def _made(self, context: IExecutionContext | None) -> IExecutionContext:
         if context is None:
-            self._fail(f"cannot make an execution context of {self._plan.path}")
+            self._refuse(f"cannot make an execution context of {self._plan.path}")
         return context
+
+    def check(self, done: bool, what: str) -> None:
+        """Raise when a call for a pass was not accepted.
+
+        Args:
+            done: what the call returned.
+            what: it was to do.
+
+        Raises:
+            HostError: it did not.
+        """
+        if not done:
+            reason = self._reason()
+            raise HostError(
+                f"TensorRT could not {what} of {self._plan.path}: {reason}; open the bundle in a "
+                f"new process, and if it comes back, {rebuild_advice(self._plan.target)}"
+            )
+
+    def _refuse(self, what: str) -> NoReturn:
+        reason = self._reason()
+        raise BundleError(
+            f"TensorRT {self._tensorrt.__version__} {what}: {reason}; "
+            f"{rebuild_advice(self._plan.target)}"
+        )
+
+    def _reason(self) -> str:
+        """Why TensorRT did not do something.
+
+        Raises:
+            HostError: it lacked memory.
+        """
+        reason = self.messages.take()
+        if any(sign in reason.lower() for sign in _OUT_OF_MEMORY):
+            raise HostError(
+                f"the GPU has not enough memory for {self._plan.path}: {reason}; "
+                f"{self._device.describe_memory()}; use fewer sequences at a time or a smaller "
+                "model, or end what else runs on the GPU"
+            )
+        return reason
+
+    def _other_plan(self, difference: str) -> BundleError:
+        return BundleError(
+            f"{self._plan.path} is not the plan that the manifest describes: {difference}; "
+            f"{rebuild_advice(self._plan.target)}"
+        )

@@ -47,9 +47,7 @@ def choose_plan(manifest: Manifest, target: PlanTarget, k: int | None) -> PlanFa
     """
     plans = [plan for plan in manifest.plans if plan.target is target]
     if not plans:
-        raise BundleError(
-            f"the bundle has no plan for target {target}; {rebuild_advice(target)}"
-        )
+        raise BundleError(f"the bundle has no plan for target {target}; {rebuild_advice(target)}")
     lengths = sorted({length for plan in plans for length in plan.lookahead_lengths})
     wanted = lengths[-1] if k is None else k
     served = min((length for length in lengths if length >= wanted), default=None)

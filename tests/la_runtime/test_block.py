@@ -123,3 +123,22 @@ def test_a_pass_without_scores_names_one_row(backend):
     )
 
     assert inputs.logits_rows.tolist() == [[0], [0]]
+
+
+@pytest.mark.parametrize(("least", "expected"), [(1, 3), (3, 3), (7, 7)])
+def test_more_rows_can_be_scored_than_are_wanted(least, expected):
+    """Those that nobody asked for repeat row 0, behind the wanted ones."""
+    backend = FakeBackend(vocab_size=13, k_max=2)
+    part = Part(rows=make_rows(4, (), ()), token_ids=(1, 2, 3, 4), scored_from=1)
+
+    inputs = make_step_inputs(
+        [part],
+        backend.allocate(1, CacheSizing.STEPPED),
+        backend.contract,
+        context=50,
+        widths=(8,),
+        outputs=Outputs.TOP,
+        least_scored=least,
+    )
+
+    assert inputs.logits_rows.tolist() == [[1, 2, 3] + [0] * (expected - 3)]

@@ -8,11 +8,18 @@ from la_runtime.backends.availability import explain_import_error
 from la_runtime.errors import ExitCode
 
 
-def test_a_missing_library_is_named_with_its_pip_line():
-    error = explain_import_error(ModuleNotFoundError("No module", name="onnxruntime"))
+@pytest.mark.parametrize(
+    ("backend", "package", "extra"),
+    [("ort-cpu", "onnxruntime", "cpu"), ("ort-cuda", "onnxruntime-gpu", "gpu")],
+)
+def test_a_missing_library_is_named_with_its_pip_line(backend, package, extra):
+    missing = ModuleNotFoundError("No module", name="onnxruntime")
 
-    assert "onnxruntime, which is not installed: pip install 'lookahead-attention[cpu]'" in str(
-        error
+    error = explain_import_error(missing, backend=backend)
+
+    assert str(error) == (
+        f"backend '{backend}' needs {package}, which is not installed: "
+        f"pip install 'lookahead-attention[{extra}]'"
     )
     assert error.exit_code == ExitCode.ENVIRONMENT
 
@@ -21,9 +28,11 @@ def test_a_missing_library_is_named_with_its_pip_line():
     "cause",
     [ImportError("libgomp.so: cannot open"), ModuleNotFoundError("No module x", name="numpy")],
 )
-def test_a_broken_library_says_what_is_wrong_with_it(cause):
-    error = explain_import_error(cause)
+@pytest.mark.parametrize("backend", ["ort-cpu", "ort-cuda"])
+def test_a_broken_library_says_what_is_wrong_with_it(cause, backend):
+    error = explain_import_error(cause, backend=backend)
 
+    assert str(error).startswith(f"backend '{backend}' needs onnxruntime")
     assert str(error).endswith(f"installed but cannot be imported: {cause}")
 
 
@@ -35,4 +44,4 @@ def test_ctrl_c_during_the_import_stays_ctrl_c():
             raise ImportError("initialization failed") from interrupt
     except ImportError as error:
         with pytest.raises(KeyboardInterrupt):
-            explain_import_error(error)
+            explain_import_error(error, backend="ort-cpu")

@@ -13,7 +13,8 @@ import pytest
 from la_runtime.backends import open_backend
 from la_runtime.backends.base import CacheSizing, Outputs, PassLimits
 from la_runtime.backends.ort import OrtBackend
-from la_runtime.backends.ort_cache import ConcatCache, HostCache, grown_capacity
+from la_runtime.backends.ort_cache import ConcatCache, HostCache
+from la_runtime.backends.places import grown_capacity
 from la_runtime.bundle import Bundle, open_bundle
 from la_runtime.contract import CacheForm, Dtype
 from la_runtime.errors import BundleError, ExitCode, HostError, UsageError
@@ -33,7 +34,7 @@ def name_form(form: tuple[str, CacheForm]) -> str:
 class TestOrt(BackendConformance):
     @pytest.fixture(params=FORMS, ids=name_form)
     def backend(self, request, tiny_bundle_of):
-        precision, cache_form = request.param
+        precision, _ = request.param
         self.tolerance = LOGIT_TOLERANCES[precision]
         backend = open_backend("ort-cpu", open_bundle(tiny_bundle_of(*request.param)), threads=1)
         yield backend

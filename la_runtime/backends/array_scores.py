@@ -1,4 +1,4 @@
-"""Which of the graph's outputs a pass asks for, and how they are read."""
+"""Which of the graph's outputs a pass asks for, and how they are read from arrays."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from la_runtime.backends.base import Outputs
 from la_runtime.contract import Name
 
-__all__ = ["OrtScores", "score_names"]
+__all__ = ["ArrayScores", "score_names"]
 
 
 def score_names(outputs: Outputs, omits: Collection[str]) -> tuple[Name, ...]:
@@ -29,8 +29,8 @@ def score_names(outputs: Outputs, omits: Collection[str]) -> tuple[Name, ...]:
     return tuple(dict.fromkeys(name for flag in outputs for name in names_of[flag]))
 
 
-class OrtScores:
-    """Scores in memory that belongs to a binding, see `Scores`.
+class ArrayScores:
+    """Scores in host memory that is reused, see `Scores`.
 
     Args:
         scores: what the pass computed, by output.

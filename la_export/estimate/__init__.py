@@ -1,0 +1,37 @@
+"""What a bundle will take, told from a model's configuration alone: disk, memory, rows.
+
+`shape` reads the configuration, `formulas` are sums over it that name their source, `estimate`
+puts them together for each target and lookahead length.
+"""
+
+from __future__ import annotations
+
+from la_export.estimate.estimate import (
+    Estimate,
+    EstimateOptions,
+    FileSize,
+    Limits,
+    Memory,
+    StepEstimate,
+    Target,
+    TargetEstimate,
+    estimate,
+    list_warnings,
+)
+from la_export.estimate.reading import read_shape
+from la_export.estimate.shape import ModelShape
+
+__all__ = [
+    "Estimate",
+    "EstimateOptions",
+    "FileSize",
+    "Limits",
+    "Memory",
+    "ModelShape",
+    "StepEstimate",
+    "Target",
+    "TargetEstimate",
+    "estimate",
+    "list_warnings",
+    "read_shape",
+]
