@@ -6,16 +6,14 @@ Knows the order of the stages and nothing of how any of them works.
 from __future__ import annotations
 
 import importlib.metadata
-import resource
 import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path, PurePosixPath
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 
@@ -44,16 +42,15 @@ from la_export.lookahead import UNTUNED, make_untuned_vectors, write_lookahead_v
 from la_export.options import BuildOptions
 from la_export.plan import (
     PlanOptions,
-    PlanProgress,
     PlanSharing,
     PlanSource,
     PlansReport,
-    SilentPlanProgress,
     Target,
     build_plans,
     check_plan_options,
 )
 from la_export.reference import TorchReference
+from la_export.stages import Clock, Progress, SilentProgress, Stage, StageReport
 from la_runtime.bundle import (
     GRAPH_PATH,
     LOOKAHEAD_PATH,
@@ -70,6 +67,7 @@ from la_runtime.bundle import (
 from la_runtime.contract import Contract, Dtype
 from la_runtime.errors import HostError
 from la_runtime.layout import GroupMask
+from la_runtime.plans import PlanFacts
 from la_runtime.storage import storage_dtype
 
 __all__ = [
@@ -98,59 +96,6 @@ _TOOLS: Final = (
 )
 
 
-class Stage(StrEnum):
-    """The stages of a build, in order; there is no ``plans`` where none are asked for."""
-
-    RESOLVE = "resolve"
-    TRACE = "trace"
-    OPTIMIZE = "optimize"
-    WEIGHTS = "weights"
-    TOKENIZER = "tokenizer"
-    CHECK = "check"
-    PLANS = "plans"
-    SEAL = "seal"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageReport:
-    """What one stage took.
-
-    Args:
-        stage: which.
-        seconds: wall time.
-        peak_rss_bytes: the process's peak resident memory when it ended.
-    """
-
-    stage: Stage
-    seconds: float
-    peak_rss_bytes: int
-
-
-class Progress(PlanProgress, Protocol):
-    """Is told of each stage as it begins and ends, and of each plan.
-
-    `note` may also tell something of the model, before the long work.
-    """
-
-    def start(self, stage: Stage) -> None:
-        """A stage begins."""
-        ...
-
-    def finish(self, report: StageReport) -> None:
-        """A stage has ended well."""
-        ...
-
-
-class SilentProgress(SilentPlanProgress):
-    """Tells nobody."""
-
-    def start(self, stage: Stage) -> None:
-        """Nothing."""
-
-    def finish(self, report: StageReport) -> None:
-        """Nothing."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildReport:
     """What was built.
@@ -175,28 +120,6 @@ class BuildReport:
         return max(report.peak_rss_bytes for report in self.stages)
 
 
-@dataclass(slots=True)
-class _Clock:
-    """Times the stages and passes the news on."""
-
-    progress: Progress
-    began: float
-    reports: list[StageReport] = field(default_factory=list)
-
-    @contextmanager
-    def stage(self, stage: Stage) -> Iterator[None]:
-        self.progress.start(stage)
-        began = time.perf_counter()
-        yield
-        report = StageReport(
-            stage=stage,
-            seconds=time.perf_counter() - began,
-            peak_rss_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        )
-        self.reports.append(report)
-        self.progress.finish(report)
-
-
 def build(
     options: BuildOptions,
     progress: Progress | None = None,
@@ -213,12 +136,12 @@ def build(
     Raises:
         LookaheadError: the model, the options or the machine do not allow it, or a check failed.
     """
-    clock = _Clock(progress or SilentProgress(), began=time.perf_counter())
+    clock = Clock(progress or SilentProgress(), began=time.perf_counter())
     with _torch_threads(options.threads):
         return _build(options, plans, clock)
 
 
-def _build(options: BuildOptions, plans: PlanOptions, clock: _Clock) -> BuildReport:
+def _build(options: BuildOptions, plans: PlanOptions, clock: Clock) -> BuildReport:
     with clock.stage(Stage.RESOLVE):
         inputs = _resolve(options, plans, clock.progress)
     contract = inputs.contract
@@ -237,8 +160,10 @@ def _build(options: BuildOptions, plans: PlanOptions, clock: _Clock) -> BuildRep
             checks = _check(work, variants, inputs, options.threads)
         built = _build_plans(work, options, plans, inputs, clock)
         with clock.stage(Stage.SEAL):
-            manifest = _make_manifest(options, inputs, variants, checks=checks)
-            manifest = seal_bundle(work, manifest.model_copy(update={"plans": built.facts}))
+            manifest = _make_manifest(
+                options, inputs, variants=variants, plans=built.facts, checks=checks
+            )
+            manifest = seal_bundle(work, manifest)
     return BuildReport(
         bundle=inputs.destination,
         manifest=manifest,
@@ -335,7 +260,7 @@ def _check(
 
 
 def _build_plans(
-    work: Path, options: BuildOptions, plans: PlanOptions, inputs: _Inputs, clock: _Clock
+    work: Path, options: BuildOptions, plans: PlanOptions, inputs: _Inputs, clock: Clock
 ) -> PlansReport:
     """The plans that are asked for, from the graph that has passed its checks."""
     if plans.target is Target.ONNX:
@@ -353,8 +278,9 @@ def _build_plans(
 def _make_manifest(
     options: BuildOptions,
     inputs: _Inputs,
-    variants: tuple[GraphVariant, ...],
     *,
+    variants: tuple[GraphVariant, ...],
+    plans: tuple[PlanFacts, ...],
     checks: tuple[CheckResult, ...],
 ) -> Manifest:
     """Everything but the files, whose digests sealing adds."""
@@ -366,6 +292,7 @@ def _make_manifest(
         lookahead_lengths=options.sorted_lengths,
         graph=GRAPH_PATH,
         variants=variants,
+        plans=plans,
         lookahead=LookaheadFacts(path=LOOKAHEAD_PATH, origin=UNTUNED, group_mask=GroupMask.STRICT),
         recipe=_make_recipe(options, inputs),
         built_with=_tool_versions(),

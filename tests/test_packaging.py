@@ -136,6 +136,8 @@ def test_importing_the_runtime_loads_no_heavy_library(statement: str) -> None:
     [
         ("la_export", ["--help"]),
         ("la_export", ["build", "--help"]),
+        ("la_export", ["doctor", "--help"]),
+        ("la_export", ["estimate", "--help"]),
         ("la_runtime", ["--help"]),
         ("la_runtime", ["generate", "--help"]),
     ],
@@ -202,6 +204,7 @@ def test_no_file_names_a_place_outside_the_repository() -> None:
         ".ci/run",
         "scripts/demo",
         "scripts/docs",
+        "scripts/gpu_check",
         "scripts/measure_footprint",
         "scripts/readme_tables",
         "scripts/test",

@@ -94,6 +94,7 @@ def build_command(
     """Compile MODEL into a bundle and check it against PyTorch.
 
     The bundle always serves ONNX Runtime; --target says which TensorRT has plans in it as well.
+
     Prints the bundle's path to stdout; progress and a table of what was made go to stderr.
     """
     began = time.perf_counter()
@@ -109,7 +110,7 @@ def build_command(
         threads=threads,
         allow_bin=allow_bin,
     )
-    plan_options_given = plans(options.sorted_lengths, prefill_chunk)
+    asked_plans = plans(options.sorted_lengths, prefill_chunk)
     from la_export.cli.console import StageLines, make_console, quiet_libraries
 
     console = make_console(quiet=quiet)
@@ -118,7 +119,7 @@ def build_command(
         from la_export.cli.report import print_report, report_record
         from la_export.pipeline import build
 
-        report = build(options, progress, plans=plan_options_given)
+        report = build(options, progress, plans=asked_plans)
     # What the user waited for, loading the libraries included.
     report = replace(report, seconds=time.perf_counter() - began)
     print_report(report, console)

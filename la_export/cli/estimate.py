@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -133,17 +134,16 @@ def _read_limits(device_memory: float | None) -> Limits:
     from la_export.host import available_memory_bytes, free_disk_bytes
     from la_runtime.backends.gpu import read_gpu
 
-    limits: dict[str, int | None] = {"disk": None, "memory": None, "device": None}
-    readers = {
-        "disk": lambda: free_disk_bytes(Path("engines")),
-        "memory": available_memory_bytes,
-        "device": lambda: read_gpu().total_memory_bytes,
-    }
-    for name, read in readers.items():
-        try:
-            limits[name] = read()
-        except HostError:
-            continue
-    if device_memory is not None:
-        limits["device"] = int(device_memory * _GB)
-    return Limits(**limits)
+    given = None if device_memory is None else int(device_memory * _GB)
+    return Limits(
+        disk=_if_known(lambda: free_disk_bytes(Path("engines"))),
+        memory=_if_known(available_memory_bytes),
+        device=given or _if_known(lambda: read_gpu().total_memory_bytes),
+    )
+
+
+def _if_known(read: Callable[[], int]) -> int | None:
+    try:
+        return read()
+    except HostError:
+        return None

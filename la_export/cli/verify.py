@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from la_runtime.errors import ExitCode, LookaheadError, NotRunError, UsageError
+from la_runtime.errors import ExitCode, HostError, LookaheadError, NotRunError, UsageError
 
 if TYPE_CHECKING:
     from la_export.cli.output import Output
     from la_export.verify.findings import Suspect
+    from la_export.verify.ladder import Rung
     from la_export.verify.reference import SourceModel
     from la_export.verify.report import LadderReport
     from la_export.verify.verification import Bisect, OpenSource
@@ -91,7 +92,7 @@ def verify_command(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Climb the ladder of 16 proofs for BUNDLE.
+    """Climb the ladder of 16 proofs for BUNDLE; of 17 on another backend than ort-cpu.
 
     Writes reports/verify-<time>.json into the bundle and, after a full run of every k and of the
     prompts that ship with it in which nothing failed, a certificate into its manifest. A run that
@@ -124,6 +125,7 @@ def verify_command(
             options,
             open_source=open_source,
             bisect=_make_bisect(threads) if bisect else None,
+            further_rungs=_further_rungs(backend),
             progress=progress,
         )
     # What was found comes first: whatever happens to the bundle's disk, it is not lost.
@@ -219,6 +221,19 @@ def _load_torch(*, bisect: bool) -> None:
             f"{what} needs the package {package}, which is not installed; run: "
             "pip install 'lookahead-attention[export,cpu]', or use --reference self"
         ) from error
+
+
+def _further_rungs(backend: str) -> tuple[Rung, ...]:
+    """Other backends than ONNX Runtime on the CPU are compared with it, where that can be."""
+    if backend == "ort-cpu":
+        return ()
+    try:
+        from la_export.verify.rungs.tensors import TENSORS
+    except (ModuleNotFoundError, HostError) as error:
+        from la_export.verify.rungs import skip_tensors
+
+        return (skip_tensors(str(error)),)
+    return (TENSORS,)
 
 
 def _source_opener(model: str | None, threads: int) -> OpenSource:

@@ -1,12 +1,14 @@
 """What a bundle will take, told from a model's configuration alone: disk, memory, rows.
 
-`shape` reads the configuration, `formulas` are sums over it that name their source, `estimate`
-puts them together for each target and lookahead length.
+`reading` makes a `shape` of the configuration, `formulas` are sums over it that name their source,
+`estimate` puts them together for each target and lookahead length, `results` is what comes out.
 """
 
 from __future__ import annotations
 
-from la_export.estimate.estimate import (
+from la_export.estimate.estimate import estimate
+from la_export.estimate.reading import read_shape
+from la_export.estimate.results import (
     Estimate,
     EstimateOptions,
     FileSize,
@@ -15,10 +17,8 @@ from la_export.estimate.estimate import (
     StepEstimate,
     Target,
     TargetEstimate,
-    estimate,
     list_warnings,
 )
-from la_export.estimate.reading import read_shape
 from la_export.estimate.shape import ModelShape
 
 __all__ = [

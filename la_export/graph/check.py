@@ -49,7 +49,7 @@ def check_graph_file(path: Path, contract: Contract, *, num_norms: int) -> Check
     """
     try:
         onnx.checker.check_model(str(path), full_check=True)
-    except onnx.checker.ValidationError as error:
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise CheckError(f"{path.name} is refused by onnx.checker: {error}") from error
     model = ir.load(path)
     for problem in _problems(model, contract, path.parent, num_norms=num_norms):

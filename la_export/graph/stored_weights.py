@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 import onnx_ir as ir
@@ -21,8 +20,6 @@ from la_runtime.contract import Contract
 from la_runtime.errors import CheckError
 
 __all__ = ["check_weights"]
-
-_VERDICT: Final = "no bundle was written"
 
 
 def check_weights(path: Path, contract: Contract, reference: TorchReference) -> CheckResult:
@@ -43,7 +40,7 @@ def check_weights(path: Path, contract: Contract, reference: TorchReference) -> 
     for names, expected in reference.weights():
         stored = list(_find(tensors, names))
         if not stored:
-            raise CheckError(f"{path.name} has no weight {names[0]}; {_VERDICT}")
+            raise CheckError(f"{path.name} has no weight {names[0]}; no bundle was written")
         for value in stored:
             _compare(value, expected, contract)
         count += 1
@@ -74,11 +71,12 @@ def _compare(value: ir.Value, expected: NDArray[np.float32], contract: Contract)
     if found.shape != expected.shape:
         raise CheckError(
             f"weight {value.name} has shape {list(found.shape)}, the source model's has "
-            f"{list(expected.shape)}; {_VERDICT}"
+            f"{list(expected.shape)}; no bundle was written"
         )
     wrong = np.count_nonzero(found.astype(np.float32) != expected)
     if wrong:
         raise CheckError(
             f"weight {value.name} differs from the source model's, rounded to "
-            f"{contract.compute_dtype}, in {wrong} of {expected.size} numbers; {_VERDICT}"
+            f"{contract.compute_dtype}, in {wrong} of {expected.size} numbers; "
+            "no bundle was written"
         )

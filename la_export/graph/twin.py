@@ -19,11 +19,12 @@ _HALVES: Final = frozenset({ir.DataType.FLOAT16, ir.DataType.BFLOAT16})
 
 
 @contextmanager
-def float32_twin(path: Path) -> Iterator[Path]:
-    """Write the twin into a folder beside the graph, and remove it at the end.
+def float32_twin(path: Path, *, folder: Path | None = None) -> Iterator[Path]:
+    """Write the twin into a folder of its own, and remove it at the end.
 
     Args:
         path: a half-precision graph, its weights beside it.
+        folder: where that folder is made; beside the graph when not given.
 
     Yields:
         Path of the twin; it takes twice the graph's disk space.
@@ -39,8 +40,8 @@ def float32_twin(path: Path) -> Iterator[Path]:
     for node in graph:
         if node.op_type == "Cast" and node.attributes["to"].as_int() in _HALVES:
             node.attributes["to"] = ir.AttrInt64("to", ir.DataType.FLOAT)
-    with tempfile.TemporaryDirectory(prefix=".twin.", dir=path.parent) as folder:
-        twin = Path(folder) / path.name
+    with tempfile.TemporaryDirectory(prefix=".twin.", dir=folder or path.parent) as scratch:
+        twin = Path(scratch) / path.name
         ir.save(model, twin, external_data=WEIGHTS_FILE)
         yield twin
 

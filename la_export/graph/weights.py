@@ -26,11 +26,11 @@ WEIGHTS_FILE: Final = "model.onnx.data"
 # Page-aligned offsets let a runtime map each large tensor straight from the file.
 _ALIGNMENT_BYTES: Final = 4096
 _DTYPES: Final = {ir_dtype: dtype for dtype, ir_dtype in IR_DTYPES.items()}
-# From here on numbers round to infinity; bfloat16 ends where float32 does but for the last half
-# step of its rounding.
+# From here on numbers round to infinity. Both types end half a step below a power of two: of 11
+# bits in float16, of 8 in bfloat16.
 _LIMITS: Final = {
     Dtype.FLOAT32: math.inf,
-    Dtype.FLOAT16: 65520.0,
+    Dtype.FLOAT16: 2.0**16 * (1 - 2.0**-12),
     Dtype.BFLOAT16: 2.0**128 * (1 - 2.0**-9),
 }
 
@@ -121,7 +121,6 @@ def _check_range(parameter: str, array: NDArray[np.float32], dtype: Dtype) -> No
         )
     if largest >= _LIMITS[dtype]:
         raise CheckpointError(
-            f"tensor {parameter} has a value of size {largest:.4g}, which {dtype} cannot hold "
-            f"(it ends at {_LIMITS[dtype]:.4g}); build with --precision {Precision.BF16} or "
-            f"{Precision.FP32}"
+            f"tensor {parameter} has a value of size {largest:.4g}, which {dtype} cannot hold; "
+            f"build with --precision {Precision.BF16} or {Precision.FP32}"
         )

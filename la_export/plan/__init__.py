@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
+from la_export.plan.addition import AddedPlans, add_plans
 from la_export.plan.options import PlanOptions, PlanSharing, Target
-from la_export.plan.plans import (
-    AddedPlans,
-    PlanSource,
-    add_plans,
-    build_plans,
-    check_plan_options,
-)
+from la_export.plan.plans import PlanSource, build_plans, check_plan_options
 from la_export.plan.progress import PlanProgress, SilentPlanProgress
 from la_export.plan.report import PlanReport, PlansReport
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
@@ -69,26 +70,26 @@ class PlanBuilder:
         Raises:
             UsageError: a profile contradicts itself, or there is no such GPU to build for.
             PlanError: TensorRT refuses the graph or cannot build it.
-            HostError: the file cannot be written.
+            HostError: TensorRT does not start, or the file cannot be written.
             KeyboardInterrupt: Ctrl-C; the build has stopped and nothing was written.
         """
         for profile in profiles:
             check_profile(profile, self._contract, context=self._context)
         began = time.perf_counter()
         log = make_log(self._trt)
-        builder = self._trt.Builder(log)
-        parsed = read_graph(self._installation, builder, self._graph, log=log)
-        network = parsed.network
-        check_network(self._trt, network, self._contract)
-        num_attentions = let_attention_decompose(self._trt, network)
-        config = self._make_config(builder, profiles, log)
         timings = self._timing_cache()
-        if timings is not None:
-            timings.attach(config)
-        log.take_errors()  # what has come so far did not matter
+        # Around all of it: whatever logs calls back.
         with catch_interrupt() as interruption:
+            builder = self._start_builder(log)
+            parsed = read_graph(self._installation, builder, self._graph, log=log)
+            check_network(self._trt, parsed.network, self._contract)
+            num_attentions = let_attention_decompose(self._trt, parsed.network)
+            config = self._make_config(builder, profiles, log)
             config.progress_monitor = make_monitor(self._trt, self._progress, interruption)
-            plan = builder.build_serialized_network(network, config)
+            if timings is not None:
+                timings.attach(config)
+            log.take_errors()  # what has come so far did not matter
+            plan = builder.build_serialized_network(parsed.network, config)
             config.progress_monitor = None
         if plan is None:
             raise PlanError(
@@ -107,6 +108,16 @@ class PlanBuilder:
             if log.layers is None
             else count_layers(log.layers, num_profiles=len(profiles)),
         )
+
+    def _start_builder(self, log: BuildLog) -> api.Builder:
+        try:
+            return self._trt.Builder(log)
+        except TypeError as error:  # how the binding says that there is none
+            raise HostError(
+                f"{self._installation.title} does not start: "
+                f"{describe_build_errors(log.take_errors())}; check that 'nvidia-smi' works and "
+                "that the driver is new enough for it"
+            ) from error
 
     def _make_config(
         self, builder: api.Builder, profiles: Sequence[PlanProfile], log: BuildLog
@@ -198,4 +209,5 @@ def _write(plan: api.IHostMemory, path: Path) -> None:
             f"could not write the plan {path.name}: {error.strerror or error}; free some space"
         ) from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)

@@ -10,6 +10,7 @@ import hashlib
 import logging
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -69,7 +70,8 @@ class TimingCacheFile:
         except OSError as error:
             logger.warning("timings are not remembered: %s", error)
         finally:
-            partial.unlink(missing_ok=True)
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
 
     def attach(self, config: IBuilderConfig) -> None:
         """Give a build the timings so far; those that TensorRT refuses are measured again."""

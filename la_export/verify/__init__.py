@@ -27,6 +27,10 @@ tokens, the margin.
     15  finite numbers              weights, vectors, logits of odd prompts
     16  perplexity                  with 0 and with 8 lookaheads present
 
+On another backend than ONNX Runtime on the CPU there is one more:
+
+    17  tensors                     scores and every layer's keys and values against that one's
+
 The reference is PyTorch (`torch`: transformers' own code on the checkpoint) or the bundle itself
 (`self`: its graph in plain causal passes, without cache, drafts, slots or padding, and without
 torch). `self` vouches for everything decoding adds to the graph and not for the graph; rung 13 and

@@ -59,24 +59,26 @@ FP32: Final = Tolerance(
 )
 _TOLERANCES: Final = {
     Dtype.FLOAT32: FP32,
+    # Measured on SmolLM2-135M, 128 tokens at random: logits up to 1.1e-2 of their range off, where
+    # PyTorch's own float16 is up to 2.1e-2 off. A logit near 32 is a multiple of 1/32.
     Dtype.FLOAT16: Tolerance(
-        logits=1e-2,
-        kl=1e-2,
+        logits=2.5e-2,
+        kl=5e-2,
         epsilon=LARGEST_EPSILON[Dtype.FLOAT16],
         reference_epsilon=0.5,
         excused_share=1 / 500,
         departure=1e-1,
         perplexity=1e-2,
     ),
-    # Eight bits of precision instead of eleven.
+    # Three bits of precision fewer; no machine at hand has run it.
     Dtype.BFLOAT16: Tolerance(
-        logits=5e-2,
-        kl=1e-1,
+        logits=2e-1,
+        kl=4e-1,
         epsilon=LARGEST_EPSILON[Dtype.BFLOAT16],
-        reference_epsilon=2.0,
+        reference_epsilon=4.0,
         excused_share=1 / 500,
-        departure=5e-1,
-        perplexity=5e-2,
+        departure=8e-1,
+        perplexity=8e-2,
     ),
 }
 

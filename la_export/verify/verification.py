@@ -15,6 +15,7 @@ from la_export.verify.ladder import (
     Ladder,
     LadderProgress,
     LadderSettings,
+    Rung,
     climb,
 )
 from la_export.verify.prompts import PROMPTS, LadderPrompt, hash_prompts
@@ -80,6 +81,7 @@ def verify(
     *,
     open_source: OpenSource | None = None,
     bisect: Bisect | None = None,
+    further_rungs: Sequence[Rung] = (),
     progress: LadderProgress | None = None,
 ) -> tuple[LadderReport, Bundle | None]:
     """Climb the whole ladder; nothing is written.
@@ -88,6 +90,7 @@ def verify(
         options: what to verify.
         open_source: opens the checkpoint to compare with; None compares the bundle with itself.
         bisect: looks for the layer when logits differ from PyTorch's.
+        further_rungs: climbed after the others.
         progress: is told of each rung.
 
     Returns:
@@ -114,7 +117,7 @@ def verify(
             ) as backend:
                 ladder = _make_ladder(_within(options, bundle.manifest, k), bundle, backend, source)
                 opening_s = opening_s or time.perf_counter() - began
-                results = climb(ladder, RUNGS, progress)
+                results = climb(ladder, (*RUNGS, *further_rungs), progress)
                 climbed.append((f"plan for k={k}", results))
                 if not departure and bisect is not None and source is not None and departs(results):
                     departure = _locate(bisect, bundle, source, _suspect(ladder, results))

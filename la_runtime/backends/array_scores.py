@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +14,9 @@ from la_runtime.contract import Name
 __all__ = ["ArrayScores", "score_names"]
 
 
-def score_names(outputs: Outputs, omits: Collection[str]) -> tuple[Name, ...]:
-    """The outputs to compute, each once.
+@cache
+def score_names(outputs: Outputs, omits: tuple[str, ...]) -> tuple[Name, ...]:
+    """The outputs to compute, each once. Remembered, for every pass asks.
 
     Args:
         outputs: what will be read.

@@ -132,6 +132,14 @@ class CacheState(Protocol):
         """
         ...
 
+    def read(self, sequence: int) -> NDArray[np.float32]:
+        """For audits: a copy of what a sequence has committed.
+
+        Returns:
+            [2 * layers, kv_heads, length, head_dim], in the order of `Contract.past_names`.
+        """
+        ...
+
     def close(self) -> None:
         """Release the cache."""
         ...

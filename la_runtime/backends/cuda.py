@@ -58,6 +58,7 @@ class CudaDevice:
         self._live: dict[int, int] = {}  # bytes by address
         # Filled by finalizers, which run anywhere, also while work is captured.
         self._returned: deque[int] = deque()
+        self._returned_host: deque[int] = deque()
         self._is_closed = False
 
     @property
@@ -94,7 +95,7 @@ class CudaDevice:
         self._check("cudaHostAlloc", code)
         buffer = (ctypes.c_uint8 * size_bytes).from_address(int(address))
         # Views of the array keep the buffer, so nobody reads memory that was given back.
-        weakref.finalize(buffer, self._runtime.cudaFreeHost, int(address))
+        weakref.finalize(buffer, self._return_host, int(address))
         return np.ctypeslib.as_array(buffer)
 
     def zero(self, rows: Rows, extent: Extent) -> None:
@@ -142,6 +143,8 @@ class CudaDevice:
         """See `Device.synchronize`."""
         self._free_returned()
         self.call("cudaStreamSynchronize", self._stream)
+        while self._returned_host:
+            self.call("cudaFreeHost", self._returned_host.popleft())
 
     def capture(self, work: Callable[[], None]) -> DeviceGraph:
         """See `Device.capture`."""
@@ -198,6 +201,12 @@ class CudaDevice:
                 f"CUDA failed: {function} says {code.name} ({meaning.decode()}); after such an "
                 "error start the process again; if it comes back, check 'nvidia-smi' and the driver"
             )
+
+    def _return_host(self, address: int) -> None:
+        if self._is_closed:
+            self._runtime.cudaFreeHost(address)
+        else:
+            self._returned_host.append(address)
 
     def _free_returned(self) -> None:
         while self._returned:

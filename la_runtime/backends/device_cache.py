@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from la_runtime.backends.base import CacheSizing, CacheState
 from la_runtime.backends.device import Device, DeviceMemory, Extent, Rows, aligned_rows
@@ -328,12 +329,7 @@ class DeviceCache:
     def spoil_unused(self, seed: int) -> None:
         """See `CacheState.spoil_unused`."""
         planes, dtype = self._planes, self._contract.kv_dtype
-        places = np.empty(
-            (planes.num_planes, planes.plane_rows, planes.columns, self._contract.head_dim),
-            dtype=storage_dtype(dtype),
-        )
-        self._device.download(places, self.address)
-        self._device.synchronize()
+        places = self._download()
         for sequence, length in enumerate(self.lengths):
             first = sequence * planes.num_heads
             own = places[:, first : first + planes.num_heads]  # [2 * layers, kv_heads, places, _]
@@ -343,6 +339,24 @@ class DeviceCache:
             )
         self._device.upload(self.address, places)
         self._device.synchronize()
+
+    def read(self, sequence: int) -> NDArray[np.float32]:
+        """See `CacheState.read`."""
+        first = sequence * self._planes.num_heads
+        heads = slice(first, first + self._planes.num_heads)
+        used = self._download()[:, heads, : self.lengths[sequence]]
+        return from_stored(used, self._contract.kv_dtype)
+
+    def _download(self) -> NDArray[np.generic]:
+        """Every place, [2 * layers, batch * kv_heads, places, head_dim] as it is stored."""
+        planes = self._planes
+        places = np.empty(
+            (planes.num_planes, planes.plane_rows, planes.columns, self._contract.head_dim),
+            dtype=storage_dtype(self._contract.kv_dtype),
+        )
+        self._device.download(places, self.address)
+        self._device.synchronize()
+        return places
 
     def close(self) -> None:
         """See `CacheState.close`."""

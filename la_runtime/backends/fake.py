@@ -103,6 +103,11 @@ class _FakeCache:
             unused = self.places[:, sequence, length:]
             unused[:] = rng.integers(0, 2**63, size=unused.shape, dtype=np.uint64)
 
+    def read(self, sequence: int) -> NDArray[np.float32]:
+        # The toy's keys are its values; of each, as much as a float32 tells apart.
+        used = self.places[:, sequence, None, : self.lengths[sequence], None]
+        return np.repeat(used.astype(np.float32), 2, axis=0)
+
     def close(self) -> None:
         self.places = _unused_places(0, 0)
         self.lengths = np.zeros(0, dtype=np.int64)

@@ -62,6 +62,8 @@ class PassBinding:
     def __init__(self, io_binding: ort.IOBinding, contract: Contract) -> None:
         self.io_binding = io_binding
         self.scores: dict[str, NDArray[np.generic]] = {}
+        self._names: tuple[Name, ...] = ()
+        self._rows = (0, 0)
         self._contract = contract
         self._inputs: dict[str, NDArray[np.generic]] = {}
         self._past: NDArray[np.generic] | None = None
@@ -97,7 +99,7 @@ class PassBinding:
         written: NDArray[np.generic],
         *,
         rows: tuple[int, int],
-        names: Sequence[Name],
+        names: tuple[Name, ...],
     ) -> None:
         """Bind memory for the K/V that the pass writes, and buffers for scores.
 
@@ -107,14 +109,15 @@ class PassBinding:
             rows: batch, and scored rows of each sequence.
             names: the scores to compute.
         """
-        if list(self.scores) != list(names):
+        if names != self._names:
             self.io_binding.clear_binding_outputs()
-            self._written, self.scores = None, {}
+            self._names, self._written, self.scores = names, None, {}
         if written is not self._written:
             self._written = written
             for name, memory in zip(written_names, written, strict=True):
                 self._bind_output(name, memory)
-        if any(scores.shape[:2] != rows for scores in self.scores.values()) or not self.scores:
+        if rows != self._rows or not self.scores:
+            self._rows = rows
             for name in names:
                 self.scores[name] = self._score_buffers[name].shaped(self._score_shape(name, rows))
                 self._bind_output(name, self.scores[name])
@@ -132,7 +135,7 @@ class PassBinding:
         """Let go of everything."""
         self.io_binding.clear_binding_inputs()
         self.io_binding.clear_binding_outputs()
-        self.scores, self._inputs = {}, {}
+        self.scores, self._inputs, self._names = {}, {}, ()
         self._past = self._written = None
 
 
@@ -168,7 +171,7 @@ class HostCache(ABC):
         """See `CacheState.past_len`."""
 
     @abstractmethod
-    def bind(self, block_len: int, num_rows: int, names: Sequence[Name]) -> None:
+    def bind(self, block_len: int, num_rows: int, names: tuple[Name, ...]) -> None:
         """Bind the cache and outputs for a block of so many rows, so many of them scored."""
 
     @abstractmethod
@@ -210,6 +213,11 @@ class HostCache(ABC):
             spoiled = make_spoiled(used, unused.shape, seed + sequence)
             unused[:] = to_stored(spoiled, dtype)
 
+    def read(self, sequence: int) -> NDArray[np.float32]:
+        """See `CacheState.read`."""
+        used = self.places[:, sequence, :, : self.lengths[sequence]]
+        return from_stored(used, self._contract.kv_dtype)
+
     def close(self) -> None:
         """See `CacheState.close`."""
         self.binding.clear()
@@ -235,6 +243,7 @@ class ConcatCache(HostCache):
     ) -> None:
         super().__init__(contract, make_binding, batch=batch, sizing=sizing)
         self._lay_out(batch, capacity=0, reserved=0)
+        self._block_names = contract.block_names
         self.block = self.places
         self._block_buffer = _Buffer(self._dtype)
 
@@ -259,7 +268,7 @@ class ConcatCache(HostCache):
             return int(self.lengths.max(initial=0))
         return int(self.places.shape[3])
 
-    def bind(self, block_len: int, num_rows: int, names: Sequence[Name]) -> None:
+    def bind(self, block_len: int, num_rows: int, names: tuple[Name, ...]) -> None:
         """See `HostCache.bind`."""
         contract, batch = self._contract, len(self.lengths)
         past = self.places
@@ -271,7 +280,7 @@ class ConcatCache(HostCache):
             self.block = self._block_buffer.shaped(shape)
         self.binding.bind_past(past)
         self.binding.bind_outputs(
-            contract.block_names, self.block, rows=(batch, num_rows), names=names
+            self._block_names, self.block, rows=(batch, num_rows), names=names
         )
 
     def reserve(self, places: int) -> None:
@@ -375,6 +384,7 @@ class ScatterCache(HostCache):
         sizing: CacheSizing,
     ) -> None:
         super().__init__(contract, make_binding, batch=batch, sizing=sizing)
+        self._present_names = contract.present_names
         self.places = self._zeros(batch)
 
     def _zeros(self, batch: int) -> NDArray[np.generic]:
@@ -389,16 +399,15 @@ class ScatterCache(HostCache):
         assert self._contract.capacity is not None, "checked by the contract"
         return self._contract.capacity
 
-    def bind(self, block_len: int, num_rows: int, names: Sequence[Name]) -> None:
+    def bind(self, block_len: int, num_rows: int, names: tuple[Name, ...]) -> None:
         """See `HostCache.bind`."""
         longest = int(self.lengths.max(initial=0))
         assert longest + block_len <= self.past_len, "the block fits behind every sequence"
-        contract, batch = self._contract, len(self.lengths)
+        batch = len(self.lengths)
         self.binding.bind_past(self.places)
-        # A copy: lengths advance in place.
-        self.binding.bind_input(Name.WRITE_INDEX, self.lengths.copy())
+        self.binding.bind_input(Name.WRITE_INDEX, self.lengths)
         self.binding.bind_outputs(
-            contract.present_names, self.places, rows=(batch, num_rows), names=names
+            self._present_names, self.places, rows=(batch, num_rows), names=names
         )
 
     def reserve(self, places: int) -> None:

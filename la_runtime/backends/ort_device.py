@@ -27,6 +27,13 @@ __all__ = ["DevicePass", "Staging"]
 
 # As ONNX numbers them; NumPy has no bfloat16 to name that one by.
 _ELEMENT_TYPES: Final = {Dtype.FLOAT32: 1, Dtype.INT64: 7, Dtype.FLOAT16: 10, Dtype.BFLOAT16: 16}
+_COPIED: Final = (
+    Name.INPUT_IDS,
+    Name.POSITION_IDS,
+    Name.ATTENTION_MASK,
+    Name.LOGITS_ROWS,
+    Name.WRITE_INDEX,
+)
 _KEPT_BYTES: Final = 8 << 20
 _KEPT_TIMES: Final = 4
 
@@ -129,6 +136,11 @@ class DevicePass:
         self._contract = contract
         self._device = device
         self._device_type = device_type
+        self._is_scatter = contract.cache_form is CacheForm.SCATTER
+        self._past_names = contract.past_names
+        self._written_names = contract.present_names if self._is_scatter else contract.block_names
+        self._input_specs = [spec for spec in contract.inputs if spec.name in _COPIED]
+        self._score_specs = [s for s in contract.outputs if s.name not in self._written_names]
         self._inputs = Staging(device, "a pass's inputs")
         self._scores = Staging(device, "a pass's scores")
         self._block = _Memory(device, "the K/V of a block")
@@ -176,9 +188,7 @@ class DevicePass:
             Name.WRITE_INDEX: cache.lengths,
         }
         tensors = {
-            spec.name: _Tensor(spec.dtype, arrays[spec.name].shape)
-            for spec in self._contract.inputs
-            if spec.name in arrays
+            spec.name: _Tensor(spec.dtype, arrays[spec.name].shape) for spec in self._input_specs
         }
         self._inputs.lay_out(tensors)
         for name, tensor in tensors.items():
@@ -187,23 +197,24 @@ class DevicePass:
         self._inputs.upload()
 
     def _bind_cache(self, cache: DeviceCache, block_len: int) -> None:
-        contract, planes = self._contract, cache.planes
-        past = (cache.address, planes)
+        planes = cache.planes
+        past = written = (cache.address, planes)
         if past != self._bound_cache:
             self._bound_cache = past
             for name, address in zip(
-                contract.past_names, planes.addresses(cache.address), strict=True
+                self._past_names, planes.addresses(cache.address), strict=True
             ):
                 self._bind_input(name, self._places(planes), address)
-        if contract.cache_form is CacheForm.SCATTER:
-            written, names = past, contract.present_names
+        if self._is_scatter:
+            longest = int(cache.lengths.max(initial=0))
+            assert longest + block_len <= planes.columns, "the block fits behind every sequence"
         else:
-            block = Planes.of(contract, batch=planes.batch, columns=block_len)
-            written, names = (self._block.at_least(block.size_bytes), block), contract.block_names
+            block = Planes.of(self._contract, batch=planes.batch, columns=block_len)
+            written = (self._block.at_least(block.size_bytes), block)
         if written != self._bound_written:
             self._bound_written = written
             base, planes = written
-            for name, address in zip(names, planes.addresses(base), strict=True):
+            for name, address in zip(self._written_names, planes.addresses(base), strict=True):
                 self._bind_output(name, self._places(planes), address)
 
     def _places(self, planes: Planes) -> _Tensor:
@@ -217,7 +228,7 @@ class DevicePass:
             spec.name: _Tensor(
                 spec.dtype, (*rows, *(axis for axis in spec.axes if isinstance(axis, int)))
             )
-            for spec in self._contract.outputs
+            for spec in self._score_specs
             if spec.name in self._names
         }
         self._scores.lay_out(tensors)

@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 
+from la_export.options import Precision
 from la_export.pipeline import BuildOptions, BuildReport, build
+from la_runtime.contract import CacheForm
 from tests.tiny_models import make_tiny_checkpoint
 
 # Family and whether the head reads the embedding table.
 Variant = tuple[str, bool]
+# How a graph holds its numbers and its cache.
+Form = tuple[Precision, CacheForm]
 VARIANTS: tuple[Variant, ...] = (
     ("llama", True),
     ("llama", False),
@@ -45,21 +49,24 @@ def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Variant
 
 
 @pytest.fixture(scope="session")
-def report_of(checkpoint_of: Callable[[Variant], Path]) -> Callable[[Variant], BuildReport]:
-    """The report of a variant's build, built on first use."""
-    reports: dict[Variant, BuildReport] = {}
+def report_of(checkpoint_of: Callable[[Variant], Path]) -> Callable[..., BuildReport]:
+    """The report of a variant's build in a form, float32 and `concat` by default, made once."""
+    reports: dict[tuple[Variant, Form], BuildReport] = {}
 
-    def find(variant: Variant) -> BuildReport:
-        if variant not in reports:
+    def find(variant: Variant, form: Form = (Precision.FP32, CacheForm.CONCAT)) -> BuildReport:
+        if (variant, form) not in reports:
+            precision, cache_form = form
             checkpoint = checkpoint_of(variant)
-            reports[variant] = build(
+            reports[variant, form] = build(
                 BuildOptions(
                     model=str(checkpoint),
                     lookahead_lengths=(4, 2, 4),
-                    out=checkpoint.parent / "bundle",
+                    precision=precision,
+                    cache_form=cache_form,
+                    out=checkpoint.parent / f"bundle-{precision}-{cache_form}",
                 )
             )
-        return reports[variant]
+        return reports[variant, form]
 
     return find
 

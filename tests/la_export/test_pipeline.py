@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -13,10 +13,29 @@ from la_export import pipeline
 from la_export.checkpoint import Checkpoint
 from la_export.graph.export import optimize_graph
 from la_export.graph.step_graph import StepGraph
-from la_export.pipeline import BuildOptions, BuildReport, Stage, StageReport, build
+from la_export.options import Precision
+from la_export.pipeline import NO_PLANS, BuildOptions, BuildReport, Stage, StageReport, build
+from la_export.plan import (
+    PlanOptions,
+    PlanReport,
+    PlanSharing,
+    PlanSource,
+    PlansReport,
+    Target,
+)
+from la_export.plan.flavors import FLAVORS
+from la_export.plan.namespace import Choice, Installation, TensorRT
+from la_export.plan.report import Compiled
 from la_runtime.bundle import GRAPH_PATH, MANIFEST_NAME, open_bundle
+from la_runtime.contract import Axis
+from la_runtime.digests import hash_file
 from la_runtime.errors import CheckError, CheckpointError, HostError, LookaheadError, UsageError
+from la_runtime.plans import AxisRange, PlanFacts, PlanProfile, PlanTarget
 
+# What finds out whether there is a builder; nothing of it is used.
+_BUILDER = Installation(
+    flavor=FLAVORS[PlanTarget.TRT_RTX], trt=cast(TensorRT, SimpleNamespace()), gpu=None
+)
 BUNDLE_FILES = {
     "chat_template.jinja",
     "generation_config.json",
@@ -84,7 +103,8 @@ def test_manifest_states_the_model(report: BuildReport) -> None:
 
 
 def test_stages_are_reported_in_order(report: BuildReport) -> None:
-    assert [entry.stage for entry in report.stages] == list(Stage)
+    stages = [stage for stage in Stage if stage is not Stage.PLANS]
+    assert [entry.stage for entry in report.stages] == stages
     assert report.peak_rss_bytes == report.stages[-1].peak_rss_bytes > 0
 
 
@@ -98,7 +118,7 @@ def test_plain_only_bundle_has_one_vector() -> None:
         ({"lookahead_lengths": ()}, "no k was given"),
         ({"lookahead_lengths": (-1,)}, r"--k -1 is out of range; expected 0 to 16"),
         ({"lookahead_lengths": (4, 17)}, r"--k 17 is out of range"),
-        ({"precision": "fp8"}, r"--precision 'fp8' is not known"),
+        ({"prefill_chunk": 0}, r"--prefill-chunk 0 is out of range; expected at least 1"),
         ({"model": ""}, r"--model is empty"),
         ({"threads": 0}, r"--threads 0 is out of range"),
     ],
@@ -123,6 +143,47 @@ def test_too_small_disk_is_noticed_before_the_long_work(
     with pytest.raises(HostError, match="not enough disk space"):
         build(_options(make_checkpoint(), tmp_path / "out"))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("precision", "plans", "bytes_per_parameter"),
+    [
+        (Precision.FP32, NO_PLANS, 4),
+        # The graph, and its float32 twin while it is checked.
+        (Precision.FP16, NO_PLANS, 2 + 4),
+        (Precision.BF16, NO_PLANS, 2 + 4),
+        # The graph, and the weights once more in each plan; the twin has gone by then.
+        (Precision.FP16, PlanOptions(), 2 + 3 * 2),
+        (Precision.FP32, PlanOptions(sharing=PlanSharing.SHARED), 4 + 4),
+        (Precision.FP32, PlanOptions(is_stripped=True), 4),
+        (Precision.FP32, PlanOptions(lookahead_lengths=(4, 8)), 4 + 2 * 4),
+    ],
+)
+def test_disk_space_is_asked_for_all_that_lies_there_at_a_time(
+    make_checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    precision: Precision,
+    plans: PlanOptions,
+    bytes_per_parameter: int,
+) -> None:
+    has_builder = plans.target is not Target.ONNX
+    monkeypatch.setattr(
+        pipeline,
+        "check_plan_options",
+        lambda _: Choice(installation=_BUILDER if has_builder else None),
+    )
+    monkeypatch.setattr(pipeline, "_OTHER_BYTES", 0)
+    monkeypatch.setattr(pipeline, "count_parameters", lambda _: 10**9)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
+    options = BuildOptions(
+        model=str(make_checkpoint()),
+        lookahead_lengths=(2, 4, 8),
+        precision=precision,
+        out=tmp_path / "out",
+    )
+    with pytest.raises(HostError, match=rf"about {bytes_per_parameter}\.0 GB are needed"):
+        build(options, plans=plans)
 
 
 def test_unusable_tokenizer_is_refused_before_the_long_work(
@@ -242,6 +303,97 @@ def test_progress_hears_of_every_stage_and_stops_at_the_one_that_fails(
         build(_options(make_checkpoint(), tmp_path / "out"), listener)
     assert listener.started == [Stage.RESOLVE, Stage.TRACE]
     assert listener.finished == [Stage.RESOLVE]
+
+
+@pytest.fixture
+def fake_builder(monkeypatch: pytest.MonkeyPatch) -> list[tuple[PlanSource, PlanOptions]]:
+    """Replaces TensorRT: writes a plan for each k, after the graph was checked."""
+    asked = list[tuple[PlanSource, PlanOptions]]()
+
+    def build_plans(
+        root: Path, source: PlanSource, options: PlanOptions, *, progress: Any
+    ) -> PlansReport:
+        asked.append((source, options))
+        reports = []
+        for k in source.lookahead_lengths:
+            facts = _make_plan_facts(root, source, k)
+            progress.start_plan(facts.path)
+            (root / facts.path).parent.mkdir(parents=True, exist_ok=True)
+            (root / facts.path).write_bytes(b"plan of %d" % k)
+            compiled = Compiled(bytes=9, seconds=0.1, num_attentions=1, layers=None)
+            reports.append(PlanReport(facts=facts, compiled=compiled))
+            progress.finish_plan(reports[-1])
+        return PlansReport(plans=tuple(reports), skipped=("another",))
+
+    monkeypatch.setattr(pipeline, "check_plan_options", lambda _: Choice(installation=_BUILDER))
+    monkeypatch.setattr(pipeline, "build_plans", build_plans)
+    return asked
+
+
+def _make_plan_facts(root: Path, source: PlanSource, k: int) -> PlanFacts:
+    every = AxisRange(least=1, likely=1, most=1)
+    axes = {axis for spec in source.contract.inputs for axis in spec.axes if isinstance(axis, Axis)}
+    return PlanFacts(
+        path=f"trt/trt-rtx/k{k}.plan",
+        target=PlanTarget.TRT_RTX,
+        lookahead_lengths=(k,),
+        graph_sha256=hash_file(root / source.graph).sha256,
+        version="1.7",
+        compute_capabilities=("SM89",),
+        driver=None,
+        profiles=(PlanProfile(name="step", k=k, axes=dict.fromkeys(axes, every)),),
+    )
+
+
+def test_plans_are_in_the_bundle_and_its_manifest(
+    make_checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    fake_builder: list[tuple[PlanSource, PlanOptions]],
+) -> None:
+    options = BuildOptions(
+        model=str(make_checkpoint(num_hidden_layers=1)),
+        lookahead_lengths=(4, 2),
+        out=tmp_path / "out",
+    )
+    plans = PlanOptions(max_batch=3)
+    report = build(options, plans=plans)
+    assert [stage.stage for stage in report.stages] == list(Stage)
+    assert report.plans.skipped == ("another",)
+    manifest = open_bundle(report.bundle).manifest
+    assert manifest == report.manifest
+    assert [plan.path for plan in manifest.plans] == [f"trt/trt-rtx/k{k}.plan" for k in (2, 4)]
+    assert {plan.path for plan in manifest.plans} < set(manifest.files)
+    assert {plan.graph_sha256 for plan in manifest.plans} == {manifest.files[GRAPH_PATH].sha256}
+    ((source, asked),) = fake_builder
+    assert asked is plans
+    assert source == PlanSource.of(manifest)
+
+
+def test_graph_that_fails_a_check_gets_no_plans(
+    make_checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fake_builder: list[tuple[PlanSource, PlanOptions]],
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise CheckError("differs")
+
+    monkeypatch.setattr(pipeline, "check_parity", fail)
+    with pytest.raises(CheckError):
+        build(_options(make_checkpoint(num_hidden_layers=1), tmp_path / "out"), plans=PlanOptions())
+    assert fake_builder == []
+
+
+def test_target_that_cannot_be_built_here_is_refused_before_anything_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: PlanOptions) -> None:
+        raise HostError("target trt needs TensorRT")
+
+    monkeypatch.setattr(pipeline, "check_plan_options", refuse)
+    monkeypatch.setattr(pipeline, "find_model", lambda *_, **__: pytest.fail("it was looked for"))
+    with pytest.raises(HostError, match="target trt needs TensorRT"):
+        build(_options(Path("x"), tmp_path / "out"), plans=PlanOptions(target=Target.TRT))
 
 
 def test_graph_path_is_where_the_manifest_says(report: BuildReport) -> None:

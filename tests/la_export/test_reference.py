@@ -5,6 +5,8 @@ import pytest
 import torch
 
 from la_export.reference import TorchReference
+from la_runtime.contract import Dtype
+from la_runtime.storage import from_stored, to_stored
 from tests.tiny_models import FAMILIES, VOCAB_SIZE, make_tiny_config, make_tiny_model
 
 TOKENS = [5, 17, 300, 42, 9]
@@ -93,3 +95,27 @@ def test_hidden_states_are_those_transformers_reports_and_the_sums_between(famil
         found[0::2][:-1], np.stack([state[0] for state in reported[:-1]]), rtol=CLOSE, atol=CLOSE
     )
     np.testing.assert_allclose(found[-1], reported[-1][0], rtol=CLOSE, atol=CLOSE)
+
+
+@pytest.mark.parametrize("dtype", [Dtype.FLOAT16, Dtype.BFLOAT16])
+def test_rounded_weights_are_those_a_graph_stores_and_still_compute_in_float32(
+    dtype: Dtype,
+) -> None:
+    config = make_tiny_config("qwen2", tie_word_embeddings=True)
+    plain = dict(TorchReference(make_tiny_model(config)).weights())
+    model = make_tiny_model(config)
+    reference = TorchReference(model, weights=dtype)
+    for names, rounded in reference.weights():
+        np.testing.assert_array_equal(rounded, from_stored(to_stored(plain[names], dtype), dtype))
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    scores = reference.scores(TOKENS)
+    assert scores.dtype == np.float32
+    assert len(np.unique(from_stored(to_stored(scores, dtype), dtype) - scores)) > 1
+
+
+def test_buffers_are_not_rounded() -> None:
+    buffers = dict(TorchReference(make_tiny_model(make_tiny_config())).buffers())
+    rounded = TorchReference(make_tiny_model(make_tiny_config()), weights=Dtype.FLOAT16)
+    assert any(name.endswith("rotary_emb.inv_freq") for name in buffers)
+    for name, buffer in rounded.buffers():
+        np.testing.assert_array_equal(buffer, buffers[name])

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 from la_export.plan import api as plan_api
@@ -65,7 +65,7 @@ class Bindings:
                     "bindings there"
                 )
             stubs = _compile_stubs(self.version.split(".")[0])
-            environment |= {"PYTHONPATH": str(self.folder), "LD_LIBRARY_PATH": str(stubs)}
+            environment |= {"PYTHONPATH": str(self.folder), "LD_LIBRARY_PATH": stubs.name}
         program = Path(__file__).with_name("introspect.py")
         done = subprocess.run(
             [sys.executable, str(program), self.module, *sorted(classes)],
@@ -80,9 +80,10 @@ class Bindings:
 
 
 @cache
-def _compile_stubs(major: str) -> Path:
+def _compile_stubs(major: str) -> TemporaryDirectory[str]:
     """Libraries that define what the bindings link to; each function returns nothing."""
-    folder = Path(mkdtemp(prefix="tensorrt-stubs-"))
+    made = TemporaryDirectory(prefix="tensorrt-stubs-")
+    folder = Path(made.name)
     source = folder / "stubs.c"
     source.write_text("".join(f"void *{name}(void) {{ return 0; }}\n" for name in _SYMBOLS))
     for library in _LIBRARIES:
@@ -91,7 +92,7 @@ def _compile_stubs(major: str) -> Path:
             ["gcc", "-shared", "-fPIC", f"-Wl,-soname,{file}", "-o", folder / file, source],
             check=True,
         )
-    return folder
+    return made
 
 
 def _in_environment(module: str, version: str) -> Bindings:

@@ -15,12 +15,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["make_module"]
+__all__ = ["Signature", "make_module"]
 
 _PARAMETER = re.compile(r"^(?P<name>\w+)(?:: (?P<type>.*?))?(?: = (?P<default>.*))?$")
 
 
-class _Parameter:
+class Parameter:
     def __init__(self, text: str) -> None:
         match = _PARAMETER.match(text)
         assert match is not None, text
@@ -29,14 +29,14 @@ class _Parameter:
         self.is_optional = match["default"] is not None
 
 
-class _Signature:
+class Signature:
     """One overload, such as ``(self: X, name: str, shape: tuple) -> bool``."""
 
     def __init__(self, text: str) -> None:
         inside = text[1 : text.rindex(")")]
         parts = re.split(r", (?=\w+(?::|$))", inside)
         self.text = text
-        self.parameters = [_Parameter(part) for part in parts if part and part != "*"][1:]
+        self.parameters = [Parameter(part) for part in parts if part and part != "*"][1:]
 
     def bind(
         self, module: ModuleType, given: tuple[Any, ...], named: Mapping[str, Any]
@@ -71,7 +71,10 @@ def _accepts(module: ModuleType, kind: str, value: Any) -> bool:
         case "typing_extensions.Buffer":
             return isinstance(value, bytes | bytearray | memoryview)
     expected = getattr(module, kind, None)
-    return isinstance(value, expected) if isinstance(expected, type) else True
+    if isinstance(expected, type):
+        return isinstance(value, expected)
+    # Of a class that is not here, there are no objects either.
+    return not (kind.isidentifier() and type(value).__module__ == "builtins")
 
 
 def make_module(
@@ -159,7 +162,7 @@ def _property(name: str, attribute: str, access: str) -> property:
 def _checked(
     module: ModuleType, name: str, method: str, texts: list[str], behaviour: Any
 ) -> Callable[..., Any]:
-    signatures = [_Signature(text) for text in texts]
+    signatures = [Signature(text) for text in texts]
 
     def call(self: Any, *given: Any, **named: Any) -> Any:
         for signature in signatures:

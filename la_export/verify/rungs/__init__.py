@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from la_export.verify.findings import Finding
 from la_export.verify.ladder import Rung
 from la_export.verify.rungs.batches import check_padding
 from la_export.verify.rungs.ending import check_endings
@@ -21,7 +22,7 @@ from la_export.verify.rungs.positions import check_last_positions
 from la_export.verify.rungs.text import check_text
 from la_export.verify.rungs.widths import check_epsilon, check_fixed_width
 
-__all__ = ["RUNGS"]
+__all__ = ["RUNGS", "skip_tensors"]
 
 RUNGS: Final = (
     Rung(number=1, name="contract and digests", check=check_files),
@@ -41,3 +42,12 @@ RUNGS: Final = (
     Rung(number=15, name="finite numbers", check=check_finite),
     Rung(number=16, name="perplexity", check=check_perplexity),
 )
+
+
+def skip_tensors(reason: str) -> Rung:
+    """What stands in the place of rung 17, `tensors`, where its packages are not installed."""
+    finding = Finding(
+        skipped=f"it compares with ONNX Runtime through Polygraphy, and cannot here ({reason}); "
+        "run: pip install 'lookahead-attention[export,cpu]'"
+    )
+    return Rung(number=len(RUNGS) + 1, name="tensors", check=lambda _: finding)

@@ -162,7 +162,7 @@ def test_impossible_value_in_the_config_is_one_clear_error(
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
     with pytest.raises(CheckpointError) as raised:
-        make_contract(_load(folder), k_max=2)
+        make_contract(_load(folder), k_max=2, prefill_chunk=512)
     assert "\n" not in str(raised.value)
 
 

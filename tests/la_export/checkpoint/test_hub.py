@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import constants, errors
 
 from la_export.checkpoint import hub
-from la_export.checkpoint.hub import download_model
+from la_export.checkpoint.hub import download_configuration, download_model
 from la_runtime.errors import CheckpointError, HostError, UnknownModelError, UsageError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -146,3 +146,29 @@ def test_pickle_only_repository_is_refused_before_the_download(fake_hub: _Hub) -
     assert fake_hub.downloads == []
     download_model("owner/name", "main", allow_bin=True)
     assert "pytorch_model*.bin" in fake_hub.downloads[0]["allow_patterns"]
+
+
+def test_of_a_configuration_alone_nothing_else_is_downloaded(fake_hub: _Hub) -> None:
+    snapshot = download_configuration("owner/name", "main")
+
+    (options,) = fake_hub.downloads
+    assert options["allow_patterns"] == ["config.json"]
+    assert options["revision"] == COMMIT
+    assert snapshot.commit == COMMIT
+
+
+def test_a_cached_configuration_of_a_pinned_commit_asks_nobody(fake_hub: _Hub) -> None:
+    fake_hub.cached = True
+    fake_hub.on_disk = ["config.json"]
+    fake_hub.answer = _raise(OSError)
+
+    assert download_configuration("owner/name", COMMIT).commit == COMMIT
+    assert fake_hub.downloads == []
+
+
+def test_a_cached_configuration_serves_without_a_network(fake_hub: _Hub) -> None:
+    fake_hub.cached = True
+    fake_hub.on_disk = ["config.json"]
+    fake_hub.answer = _raise(OSError)
+
+    assert (download_configuration("owner/name", "main").folder / "config.json").is_file()

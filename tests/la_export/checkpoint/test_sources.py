@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from la_export.checkpoint import KNOWN_MODELS, WeightFormat, find_model
+from la_export.checkpoint import KNOWN_MODELS, WeightFormat, find_model, sources
+from la_export.checkpoint.hub import Snapshot
 from la_export.checkpoint.known_models import HubModel
+from la_export.checkpoint.sources import find_configuration
 from la_runtime.errors import (
     CheckpointError,
     HostError,
@@ -146,3 +148,30 @@ def test_missing_shard_is_named(make_checkpoint: Callable[..., Path]) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(CheckpointError, match="1 of 2 weight files are missing, first model-00002"):
         _find(str(folder))
+
+
+def test_a_configuration_is_found_where_there_are_no_weights(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+
+    source = find_configuration(str(tmp_path), revision=None)
+
+    assert (source.folder, source.weight_files) == (tmp_path, ())
+    with pytest.raises(CheckpointError, match="has no weights"):
+        find_model(str(tmp_path), revision=None, allow_bin=False)
+
+
+def test_of_a_hub_model_the_configuration_alone_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def download(repository: str, revision: str) -> Snapshot:
+        asked.append((repository, revision))
+        return Snapshot(folder=tmp_path, commit="c" * 40)
+
+    monkeypatch.setattr(sources, "download_configuration", download)
+
+    source = find_configuration("owner/name", revision=None)
+
+    assert asked == [("owner/name", "main")]
+    assert (source.name, source.revision, source.weight_files) == ("name", "c" * 40, ())

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -18,9 +19,12 @@ from la_export import pipeline
 from la_export.cli import main
 from la_export.cli.console import StageLines, make_console, make_output_console
 from la_export.cli.facts import print_manifest
-from la_export.cli.report import print_report
+from la_export.cli.report import print_report, report_record
+from la_export.options import BuildOptions, Precision
 from la_export.pipeline import BuildReport
+from la_export.plan import PlanOptions, PlanReport, PlansReport, Target
 from la_runtime.bundle import MANIFEST_NAME
+from la_runtime.contract import CacheForm
 from la_runtime.errors import CheckError, ExitCode
 
 HEAVY = ("torch", "transformers", "onnx", "onnxruntime", "onnx_ir", "onnxscript")
@@ -202,13 +206,22 @@ def test_failed_check_is_exit_code_1(
 
 
 @pytest.fixture
+def asked() -> list[object]:
+    """What builds were asked for: options of the bundle, options of its plans, and so on."""
+    return []
+
+
+@pytest.fixture
 def stub_build(
-    report_of: Callable[[tuple[str, bool]], BuildReport], monkeypatch: pytest.MonkeyPatch
+    report_of: Callable[[tuple[str, bool]], BuildReport],
+    monkeypatch: pytest.MonkeyPatch,
+    asked: list[object],
 ) -> BuildReport:
     """Replaces the build by a finished one: these tests are about what is printed."""
     report = report_of(("llama", True))
 
-    def build(_: object, progress: Any) -> BuildReport:
+    def build(options: BuildOptions, progress: Any, *, plans: PlanOptions) -> BuildReport:
+        asked.extend((options, plans))
         for stage in report.stages:
             progress.start(stage.stage)
             progress.finish(stage)
@@ -233,12 +246,71 @@ def test_quiet_build_prints_only_the_path(stub_build: BuildReport) -> None:
     assert result.stdout == f"{stub_build.bundle}\n"
 
 
+@pytest.mark.usefixtures("stub_build")
+def test_build_passes_on_what_was_asked_for(asked: list[object]) -> None:
+    result = _run(
+        *("build", "--model", "x", "--k", "2", "--precision", "bf16", "--cache-form", "scatter"),
+        *("--prefill-chunk", "64", "--target", "trt-rtx", "--max-batch", "2"),
+    )
+    assert result.exit_code == ExitCode.DONE
+    assert asked == [
+        BuildOptions(
+            model="x",
+            lookahead_lengths=(2,),
+            precision=Precision.BF16,
+            cache_form=CacheForm.SCATTER,
+            prefill_chunk=64,
+        ),
+        PlanOptions(target=Target.TRT_RTX, lookahead_lengths=(2,), prefill_chunk=64, max_batch=2),
+    ]
+
+
+@pytest.mark.usefixtures("stub_build")
+def test_build_asks_for_plans_where_a_builder_is_usable_unless_told_otherwise(
+    asked: list[object],
+) -> None:
+    _run("build", "--model", "x")
+    _run("build", "--model", "x", "--target", "onnx")
+    plans = [options for options in asked if isinstance(options, PlanOptions)]
+    assert [options.target for options in plans] == [Target.AUTO, Target.ONNX]
+
+
+def test_build_names_the_builders_it_skipped_and_how_to_get_them(
+    stub_build: BuildReport, capsys: pytest.CaptureFixture[str]
+) -> None:
+    skipped = "target trt needs TensorRT, which is not installed; run: pip install 'x[trt]'"
+    report = replace(stub_build, plans=PlansReport(plans=(), skipped=(skipped,)))
+    print_report(report, make_console(quiet=False))
+    assert f"note: skipped: {skipped}" in capsys.readouterr().err
+    print_report(report, make_console(quiet=True))
+    assert capsys.readouterr().err == ""
+    assert report_record(report)["skipped"] == [skipped]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "known"),
+    [("--precision", "fp8", "bf16"), ("--cache-form", "paged", "scatter")],
+)
+def test_unknown_choice_is_a_usage_error(option: str, value: str, known: str) -> None:
+    result = _run("build", "--model", "x", option, value)
+    assert result.exit_code == ExitCode.USAGE
+    assert f"Invalid value for '{option}': '{value}' is not one of" in result.stderr
+    assert f"'{known}'" in result.stderr
+
+
 def test_json_build_prints_one_object(stub_build: BuildReport) -> None:
     record = json.loads(_run("build", "--model", "x", "--json").stdout)
     assert record["bundle"] == str(stub_build.bundle)
     assert record["manifest"]["lookahead_lengths"] == [2, 4]
     assert record["stages"][0]["stage"] == "resolve"
     assert record["peak_rss_bytes"] > 0
+
+
+def test_inspect_shows_precision_form_and_capacity(report_of: Callable[..., BuildReport]) -> None:
+    report = report_of(("llama", True), (Precision.FP16, CacheForm.SCATTER))
+    shown = _run("inspect", str(report.bundle)).stdout
+    for text in ("fp16", "scatter cache of 516 places", "write_index", "batch, 2, 516, 16"):
+        assert text in shown
 
 
 def test_inspect_shows_facts_tensors_checks_and_files(
@@ -299,6 +371,16 @@ def test_brackets_and_colons_in_names_and_paths_are_shown_as_they_are(
     assert "a[/b]" in err
     assert f" {name} " in out
     assert "a[/b]" in out
+
+
+def test_plans_are_told_of_as_they_are_built(capsys: pytest.CaptureFixture[str]) -> None:
+    facts = SimpleNamespace(path="trt/trt-rtx/k4.plan")
+    plan = cast(PlanReport, SimpleNamespace(facts=facts, compiled=SimpleNamespace(seconds=61.26)))
+    with StageLines(make_console(quiet=False)) as progress:
+        progress.start_plan(facts.path)
+        progress.advance("Building engine", 1, 4)
+        progress.finish_plan(plan)
+    assert capsys.readouterr().err == "  trt/trt-rtx/k4.plan   61.3 s\n"
 
 
 def test_quiet_inspect_only_checks(report_of: Callable[[tuple[str, bool]], BuildReport]) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 import sys
 
+import pytest
 from click.testing import CliRunner
 
 from la_export.cli import main
@@ -43,6 +46,24 @@ def test_a_machine_on_which_every_probe_crashes_gets_a_whole_table_and_exit_code
     assert result.stdout.splitlines()[-1] == "backends that run a bundle here: none"
     assert "cannot be imported: ended with 1" in result.stdout
     assert result.stderr == ""
+
+
+@pytest.mark.parametrize("broken", [("numpy", "torch"), ("pydantic", "rich", "onnxruntime")])
+def test_packages_that_cannot_be_imported_are_named_and_stop_nobody(tmp_path, broken) -> None:
+    """Modules that fail stand in front of the real ones, for doctor and for its probes."""
+    for name in broken:
+        (tmp_path / f"{name}.py").write_text("raise ImportError('planted')\n")
+    command = [sys.executable, "-m", "la_export.cli", "doctor", "--json"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+    assert done.returncode == ExitCode.ENVIRONMENT, done.stderr
+    findings = json.loads(done.stdout)["findings"]
+    found = {f["name"]: f for f in findings if f["section"] == "packages"}
+    for name in broken:
+        assert found[name]["verdict"] == "broken"
+        assert found[name]["found"].endswith("ImportError: planted")
 
 
 def test_each_fix_is_told_once_below_its_first_finding() -> None:

@@ -56,7 +56,7 @@ def test_a_probe_that_hangs_is_ended(probe) -> None:
 def test_a_process_left_behind_with_the_output_open_holds_nobody_up(probe) -> None:
     answer = probe(
         "import subprocess, sys\n"
-        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(5)'])\n"
+        "subprocess.Popen([sys.executable, '-c', 'import select; select.select([], [], [], 5)'])\n"
         "print('{\"a\": 1}')"
     )
 

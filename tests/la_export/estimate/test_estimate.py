@@ -76,6 +76,17 @@ def test_the_cache_is_the_context_times_the_batch_and_in_scatter_the_capacity() 
     assert scatter.cache == 3 * (2048 + 512 + 4) * 512 * 1024
 
 
+def test_the_logits_are_those_of_the_rows_that_a_pass_may_score() -> None:
+    found = estimated()
+    row = 32_000 * (4 + 2)
+
+    logits = {t: steps(found, t)[4].memory.logits for t in (Target.ORT_CUDA, Target.TRT_PER_K)}
+
+    assert logits[Target.ORT_CUDA] == 25 * row
+    # A plan's profile for prompts lets a text be checked 32 rows at a time.
+    assert logits[Target.TRT_PER_K] == 32 * row
+
+
 def test_memory_of_the_cpu_backend_is_the_hosts_and_of_the_others_the_devices() -> None:
     for target in estimated().targets:
         (step, *_) = target.steps
@@ -98,7 +109,7 @@ def test_what_does_not_fit_is_named_with_both_figures() -> None:
     warnings = list_warnings(found, Limits(disk=20 * 10**9, memory=10**12, device=8 * 10**9))
 
     assert warnings[0] == (
-        "decoding with ort-cuda and k = 4 needs about 14.7 GB of device memory, and there are "
+        "decoding with ort-cuda and k = 4 needs about 14.9 GB of device memory, and there are "
         "8.0 GB; give a smaller --context, --max-batch or --precision"
     )
     assert any(

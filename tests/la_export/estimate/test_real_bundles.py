@@ -9,7 +9,14 @@ import onnx
 import pytest
 
 from la_export.checkpoint.facts import scatter_capacity
-from la_export.estimate import Estimate, EstimateOptions, Target, estimate, read_shape
+from la_export.estimate import (
+    Estimate,
+    EstimateOptions,
+    ModelShape,
+    Target,
+    estimate,
+    read_shape,
+)
 from la_export.estimate.formulas import graph_bytes, plan_bytes, weight_bytes
 from la_export.options import BuildOptions, Precision
 from la_runtime.bundle import read_manifest
@@ -18,13 +25,20 @@ from tests.tiny_models import make_tiny_checkpoint
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "docs" / "results"
-# Each large tensor begins on a page of its own, and rotary frequencies lie beside the weights.
+# Large tensors begin on a page of their own; small ones lie in the graph's file.
 PAGE = 4096
+INLINE = 1024
 
 
-def estimate_of(model: str, *lengths: int) -> Estimate:
-    build = BuildOptions(model=model, lookahead_lengths=lengths)
-    shape = read_shape(model, revision=None, context=None)
+@pytest.fixture(scope="module")
+def smollm2() -> ModelShape:
+    return read_shape("smollm2-135m", revision=None, context=None)
+
+
+def estimate_of(
+    shape: ModelShape, *lengths: int, precision: Precision = Precision.FP32
+) -> Estimate:
+    build = BuildOptions(model=shape.name, lookahead_lengths=lengths, precision=precision)
     return estimate(shape, EstimateOptions(build=build, max_batch=1))
 
 
@@ -45,7 +59,8 @@ def test_the_weights_of_every_family_are_those_of_the_file(variant, report_of) -
     estimated = weight_bytes(shape, Dtype.FLOAT32)
     graph_file = report_of(variant).bundle / manifest.graph
     tensors = onnx.load(graph_file, load_external_data=False).graph.initializer
-    assert estimated <= on_disk <= estimated + len(tensors) * PAGE
+    count = len(tensors)
+    assert estimated - count * INLINE <= on_disk <= estimated + count * PAGE
     graph = manifest.files["onnx/model.onnx"].bytes
     assert 0.5 * graph <= graph_bytes(shape) <= 2 * graph
 
@@ -81,10 +96,12 @@ def test_the_shape_is_that_of_the_contract(variant, report_of) -> None:
 
 
 @pytest.mark.slow
-def test_the_files_of_smollm2_are_estimated_to_a_hundredth(smollm2_bundle: Path) -> None:
+def test_the_files_of_smollm2_are_estimated_to_a_hundredth(
+    smollm2: ModelShape, smollm2_bundle: Path
+) -> None:
     manifest = read_manifest(smollm2_bundle)
 
-    found = estimate_of("smollm2-135m", *manifest.lookahead_lengths)
+    found = estimate_of(smollm2, *manifest.lookahead_lengths)
 
     (target,) = (t for t in found.targets if t.target is Target.ORT_CPU)
     on_disk = sum(entry.bytes for entry in manifest.files.values())
@@ -93,8 +110,8 @@ def test_the_files_of_smollm2_are_estimated_to_a_hundredth(smollm2_bundle: Path)
     assert target.steps[0].memory.weights == pytest.approx(weights, rel=0.0001)
 
 
-def test_memory_of_smollm2_is_what_was_measured_and_not_far_above_it() -> None:
-    found = estimate_of("smollm2-135m", 4)
+def test_memory_of_smollm2_is_what_was_measured_and_not_far_above_it(smollm2: ModelShape) -> None:
+    found = estimate_of(smollm2, 4)
     (target,) = (t for t in found.targets if t.target is Target.ORT_CPU)
 
     peak = 1e9 * measured("runtime", "value", figure="its peak memory")
@@ -111,35 +128,23 @@ def test_memory_of_smollm2_is_what_was_measured_and_not_far_above_it() -> None:
     ("profiles", "measured_bytes"), [(2, 302_728_012), (3, 319_563_500)], ids=["per-k", "shared"]
 )
 def test_plans_of_smollm2_are_as_large_as_those_that_were_built(
-    profiles: int, measured_bytes: int
+    smollm2: ModelShape, profiles: int, measured_bytes: int
 ) -> None:
     """Sizes as TensorRT for RTX 1.7.1 wrote them; building them takes a minute each."""
-    shape = read_shape("smollm2-135m", revision=None, context=None)
-
-    found = plan_bytes(shape, Dtype.FLOAT16, profiles=profiles)
+    found = plan_bytes(smollm2, Dtype.FLOAT16, profiles=profiles)
 
     assert found == pytest.approx(measured_bytes, rel=0.01)
 
 
-def test_half_precision_halves_what_decoding_holds() -> None:
-    shape = read_shape("smollm2-135m", revision=None, context=1024)
-    totals = {
-        precision: {
-            target.target: target.steps[0].memory
-            for target in estimate(
-                shape,
-                EstimateOptions(
-                    build=BuildOptions(
-                        model="smollm2-135m", lookahead_lengths=(4,), precision=precision
-                    )
-                ),
-            ).targets
-        }
+def test_half_precision_halves_what_a_gpu_holds(smollm2: ModelShape) -> None:
+    wide, half = (
+        next(
+            target.steps[0].memory
+            for target in estimate_of(smollm2, 4, precision=precision).targets
+            if target.target is Target.ORT_CUDA
+        )
         for precision in (Precision.FP32, Precision.FP16)
-    }
-
-    wide = totals[Precision.FP32][Target.ORT_CUDA]
-    half = totals[Precision.FP16][Target.ORT_CUDA]
+    )
 
     assert (2 * half.weights, 2 * half.cache, 2 * half.scratch) == (
         wide.weights,

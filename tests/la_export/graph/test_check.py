@@ -4,15 +4,18 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 
 from la_export.graph.check import check_graph_file
 from la_export.graph.weights import WEIGHTS_FILE
+from la_export.options import Precision
 from la_export.pipeline import BuildReport
 from la_runtime.bundle import GRAPH_PATH
-from la_runtime.contract import Contract
+from la_runtime.contract import CacheForm, Contract
 from la_runtime.errors import CheckError
+from tests.la_export.conftest import Form
 
 # Two a layer and the last one.
 NUM_NORMS = 5
@@ -28,6 +31,20 @@ def path(report_of: Callable[[tuple[str, bool]], BuildReport], tmp_path: Path) -
     """A copy of a good graph that a test may break."""
     source = (report_of(("llama", True)).bundle / GRAPH_PATH).parent
     return shutil.copytree(source, tmp_path / "onnx") / "model.onnx"
+
+
+@pytest.fixture
+def in_form(
+    report_of: Callable[..., BuildReport], tmp_path: Path
+) -> Callable[[Form], tuple[Path, Contract]]:
+    """A copy of a good graph of another form, and its contract."""
+
+    def copy(form: Form) -> tuple[Path, Contract]:
+        report = report_of(("llama", True), form)
+        source = (report.bundle / GRAPH_PATH).parent
+        return shutil.copytree(source, tmp_path / "form") / "model.onnx", report.manifest.contract
+
+    return copy
 
 
 def _edit(path: Path, change: Callable[[onnx.ModelProto], None]) -> None:
@@ -131,3 +148,87 @@ def test_missing_weights_are_noticed(path: Path, contract: Contract) -> None:
 def test_normalization_that_was_not_fused_is_noticed(path: Path, contract: Contract) -> None:
     with pytest.raises(CheckError, match="5 RMSNormalization operators, expected 9"):
         check_graph_file(path, contract, num_norms=9)
+
+
+def _newer_opset(model: onnx.ModelProto) -> None:
+    model.opset_import[0].version = 25
+
+
+def _scatter_missing(model: onnx.ModelProto) -> None:
+    """The last layer attends to its past alone and gives it out again."""
+    node = [node for node in model.graph.node if node.op_type == "TensorScatter"][-1]
+    node.op_type = "Identity"
+    del node.input[1:]
+    del node.attribute[:]
+
+
+def _second_attention_output(model: onnx.ModelProto) -> None:
+    node = _node(model, "Attention")
+    node.output.extend(["unused_key", "unused_value"])
+
+
+def _cast_initializer(model: onnx.ModelProto, suffix: str, held: type, used: int) -> None:
+    """Hold an initializer in one dtype and use it in another."""
+    del model.graph.value_info[:]
+    tensor = next(t for t in model.graph.initializer if t.name.endswith(suffix))
+    tensor.CopyFrom(onnx.numpy_helper.from_array(np.ones(tensor.dims, held), tensor.name))
+    user = next(node for node in model.graph.node if tensor.name in node.input)
+    place = list(model.graph.node).index(user)
+    user.input[list(user.input).index(tensor.name)] = "cast_weight"
+    cast = onnx.helper.make_node("Cast", [tensor.name], ["cast_weight"], name="cast", to=used)
+    model.graph.node.insert(place, cast)
+
+
+def _float32_weight(model: onnx.ModelProto) -> None:
+    _cast_initializer(model, "model.norm.weight", np.float32, onnx.TensorProto.FLOAT16)
+
+
+def _rounded_frequencies(model: onnx.ModelProto) -> None:
+    _cast_initializer(model, "inv_freq", np.float16, onnx.TensorProto.FLOAT)
+
+
+def _norm_in_half(model: onnx.ModelProto) -> None:
+    node = _node(model, "RMSNormalization")
+    next(entry for entry in node.attribute if entry.name == "stash_type").i = 10
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (_newer_opset, "opset 25, expected 24"),
+        (_scatter_missing, "3 TensorScatter operators, expected 4"),
+        (_second_attention_output, "Attention has 4 inputs and 3 outputs, expected 4 and 1"),
+        (_float32_weight, "initializer model.norm.weight is FLOAT, expected FLOAT16"),
+        (_rounded_frequencies, "inv_freq is FLOAT16, expected FLOAT"),
+        (_norm_in_half, "a normalization is computed in FLOAT16, expected FLOAT"),
+    ],
+)
+def test_planted_fault_of_a_half_precision_scatter_graph_is_named(
+    in_form: Callable[[Form], tuple[Path, Contract]],
+    fault: Callable[[onnx.ModelProto], None],
+    message: str,
+) -> None:
+    path, contract = in_form((Precision.FP16, CacheForm.SCATTER))
+    _edit(path, fault)
+    with pytest.raises(CheckError, match=message):
+        check_graph_file(path, contract, num_norms=NUM_NORMS)
+
+
+def test_types_that_do_not_go_together_are_refused_by_the_checker(
+    path: Path, contract: Contract
+) -> None:
+    def narrow(model: onnx.ModelProto) -> None:
+        cast = onnx.helper.make_attribute("to", onnx.TensorProto.FLOAT16)
+        _node(model, "Cast").attribute[0].CopyFrom(cast)
+
+    _edit(path, narrow)
+    with pytest.raises(CheckError, match=r"refused by onnx\.checker"):
+        check_graph_file(path, contract, num_norms=NUM_NORMS)
+
+
+def test_graph_of_another_precision_is_refused(
+    in_form: Callable[[Form], tuple[Path, Contract]], contract: Contract
+) -> None:
+    path, _ = in_form((Precision.BF16, CacheForm.CONCAT))
+    with pytest.raises(CheckError, match=r"input attention_mask is .*BFLOAT16.*expected .*FLOAT"):
+        check_graph_file(path, contract, num_norms=NUM_NORMS)

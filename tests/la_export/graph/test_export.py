@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -11,57 +12,133 @@ import onnxruntime as ort
 import pytest
 
 from la_export.checkpoint import find_model, load_checkpoint
+from la_export.options import Precision
 from la_export.pipeline import BuildOptions, BuildReport, build
 from la_export.reference import TorchReference
 from la_runtime.bundle import GRAPH_PATH, open_bundle
-from la_runtime.contract import Contract, Name
+from la_runtime.contract import CacheForm, Contract, Name
+from tests.la_export.conftest import VARIANTS, Form, Variant
 
-Variant = tuple[str, bool]
 WEIGHTS_PATH = GRAPH_PATH + ".data"
+PLAIN: Form = (Precision.FP32, CacheForm.CONCAT)
+FORMS: tuple[Form, ...] = tuple(product(Precision, CacheForm))
+# Every form of one model, and of the others that in which most is different.
+CASES: tuple[tuple[Variant, Form], ...] = (
+    *((variant, PLAIN) for variant in VARIANTS),
+    *((VARIANTS[0], form) for form in FORMS if form != PLAIN),
+    *((variant, (Precision.FP16, CacheForm.SCATTER)) for variant in VARIANTS[2:]),
+)
+OTHER_CASES = [case for case in product(VARIANTS[2:], FORMS) if case not in CASES]
+DTYPES = {
+    Precision.FP32: ir.DataType.FLOAT,
+    Precision.FP16: ir.DataType.FLOAT16,
+    Precision.BF16: ir.DataType.BFLOAT16,
+}
+CHECKS = {"logits", "block_kv", "top", "logsumexp", "prefill_logits"}
+SCATTER_CHECKS = CHECKS | {"stale_places", "other_places"}
+
+
+def _name(case: object) -> str:
+    (family, tied), (precision, cache_form) = case  # type: ignore[misc]
+    return f"{family}-{'tied' if tied else 'untied'}-{precision}-{cache_form}"
+
+
+@pytest.fixture(
+    params=[*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in OTHER_CASES)],
+    ids=[_name(case) for case in (*CASES, *OTHER_CASES)],
+)
+def case(request: pytest.FixtureRequest) -> tuple[Variant, Form]:
+    found: tuple[Variant, Form] = request.param
+    return found
 
 
 @pytest.fixture
-def report(variant: Variant, report_of: Callable[[Variant], BuildReport]) -> BuildReport:
-    return report_of(variant)
+def variant(case: tuple[Variant, Form]) -> Variant:
+    return case[0]
 
 
 @pytest.fixture
-def reference(variant: Variant, checkpoint_of: Callable[[Variant], Path]) -> TorchReference:
-    return TorchReference.load(str(checkpoint_of(variant)))
+def form(case: tuple[Variant, Form]) -> Form:
+    return case[1]
 
 
-def test_bundle_opens_and_every_check_is_within_its_bound(report: BuildReport) -> None:
+@pytest.fixture
+def report(variant: Variant, form: Form, report_of: Callable[..., BuildReport]) -> BuildReport:
+    return report_of(variant, form)
+
+
+def test_bundle_opens_and_every_check_is_within_its_bound(form: Form, report: BuildReport) -> None:
     manifest = open_bundle(report.bundle).manifest
     assert manifest == report.manifest
-    assert {check.name for check in manifest.checks} == {
-        "contract",
-        "logits",
-        "block_kv",
-        "top",
-        "logsumexp",
-        "prefill_logits",
-        "ort_cpu_variant",
-    }
+    precision, cache_form = form
+    computed = SCATTER_CHECKS if cache_form is CacheForm.SCATTER else CHECKS
+    expected = {"contract", "weights"}
+    if precision is not Precision.BF16:
+        expected |= computed | {"ort_cpu_variant"}
+    if precision is not Precision.FP32:
+        expected |= {f"float32_twin.{name}" for name in computed}
+    assert {check.name for check in manifest.checks} == expected
     for check in manifest.checks:
         assert check.value <= check.bound, check
 
 
+def test_manifest_states_the_form(form: Form, report: BuildReport) -> None:
+    precision, cache_form = form
+    manifest = report.manifest
+    contract = manifest.contract
+    assert manifest.precision == precision.value
+    assert contract.compute_dtype is contract.kv_dtype is precision.dtype
+    assert contract.cache_form is cache_form
+    # 256 positions, a chunk of no more than those and a group of 4 behind it.
+    assert contract.capacity == (256 + 256 + 4 if cache_form is CacheForm.SCATTER else None)
+    assert manifest.recipe["cache_form"] == cache_form.value
+    assert manifest.recipe["opset"] == (24 if cache_form is CacheForm.SCATTER else 23)
+
+
 def test_graph_has_the_standard_operators_and_no_other(
-    variant: Variant, report: BuildReport
+    variant: Variant, form: Form, report: BuildReport
 ) -> None:
     model = ir.load(report.bundle / GRAPH_PATH)
     counts = Counter(node.op_type for node in model.graph)
     layers = report.manifest.contract.num_layers
+    is_scatter = form[1] is CacheForm.SCATTER
     norms_per_layer = 4 if variant[0] == "qwen3" else 2
     assert counts["Attention"] == layers
     assert counts["RMSNormalization"] == norms_per_layer * layers + 1
     assert counts["RotaryEmbedding"] == 2 * layers
     assert counts["Cos"] == counts["Sin"] == 1
     assert counts["Gather"] == 2
+    assert counts["TensorScatter"] == (2 * layers if is_scatter else 0)
+    # The positions; in half precision cosine, sine and the logits too.
+    assert counts["Cast"] == (1 if form[0] is Precision.FP32 else 4)
     for taken_apart in ("Pow", "ReduceMean", "Neg", "Slice", "Softmax", "Constant", "Identity"):
         assert counts[taken_apart] == 0
     assert set(model.opset_imports) == {""}
-    assert model.opset_imports[""] == 23
+    assert model.opset_imports[""] == (24 if is_scatter else 23)
+
+
+def test_every_number_is_held_in_the_precision_but_rotary_frequencies_and_scores(
+    form: Form, report: BuildReport
+) -> None:
+    model = onnx.shape_inference.infer_shapes(
+        onnx.load(report.bundle / GRAPH_PATH, load_external_data=False)
+    )
+    graph = ir.serde.deserialize_model(model).graph
+    dtype = DTYPES[form[0]]
+    for name, value in graph.initializers.items():
+        if value.dtype != ir.DataType.INT64:
+            is_frequencies = name.endswith("inv_freq")
+            assert value.dtype == (ir.DataType.FLOAT if is_frequencies else dtype), name
+    for node in graph:
+        if node.op_type in ("Cos", "Sin", "TopK", "ReduceLogSumExp"):
+            assert node.outputs[0].dtype == ir.DataType.FLOAT
+        if node.op_type in ("Attention", "MatMul", "Gemm", "Add", "RotaryEmbedding"):
+            assert node.outputs[0].dtype == dtype
+        if node.op_type == "RMSNormalization":
+            assert node.outputs[0].dtype == dtype
+            assert node.attributes["stash_type"].as_int() == ir.DataType.FLOAT
+        if node.op_type == "Attention":
+            assert (len(node.inputs), len(node.outputs)) == (4, 1)
 
 
 def test_no_weight_is_transposed_or_joined_in_the_graph(report: BuildReport) -> None:
@@ -78,7 +155,7 @@ def test_no_weight_is_transposed_or_joined_in_the_graph(report: BuildReport) -> 
             assert not big, (node.name, big)
 
 
-def test_every_parameter_is_stored_exactly_once(report: BuildReport) -> None:
+def test_every_parameter_is_stored_exactly_once(form: Form, report: BuildReport) -> None:
     """A second copy of anything, of a tied table above all, would show in the bytes."""
     model = ir.load(report.bundle / GRAPH_PATH)
     head_dim = report.manifest.contract.head_dim
@@ -92,7 +169,7 @@ def test_every_parameter_is_stored_exactly_once(report: BuildReport) -> None:
         for value in model.graph.initializers.values()
         if isinstance(value.const_value, ir.Tensor | ir.TensorProtocol)
         and not isinstance(value.const_value, ir.ExternalTensor)
-        and value.dtype == ir.DataType.FLOAT
+        and value.dtype in (ir.DataType.FLOAT, DTYPES[form[0]])
     )
     stored = sum(tensor.size for tensor in external) + inline_norms
     assert stored == report.manifest.model.num_parameters + head_dim // 2
@@ -128,14 +205,24 @@ def test_initializers_and_edges_are_named_in_the_file(report: BuildReport) -> No
     assert len(names) == len(set(names))
 
 
+@pytest.mark.parametrize(
+    ("variant", "cache_form"),
+    [*((variant, CacheForm.CONCAT) for variant in VARIANTS), (VARIANTS[0], CacheForm.SCATTER)],
+)
 def test_step_by_step_decoding_equals_transformers_greedy(
-    report: BuildReport, reference: TorchReference
+    variant: Variant,
+    cache_form: CacheForm,
+    report_of: Callable[..., BuildReport],
+    checkpoint_of: Callable[[Variant], Path],
 ) -> None:
+    report = report_of(variant, (Precision.FP32, cache_form))
+    reference = TorchReference.load(str(checkpoint_of(variant)))
+    decode = {CacheForm.CONCAT: _decode, CacheForm.SCATTER: _decode_in_place}[cache_form]
     path, contract = report.bundle / GRAPH_PATH, report.manifest.contract
     produced = set[int]()
     for prompt in ([4, 100, 33, 7, 260, 19], [301], [17, 17, 90], list(range(50, 70))):
         expected = reference.generate_greedy(prompt, 12, ())
-        assert _decode(path, contract, prompt, 12) == expected
+        assert decode(path, contract, prompt, 12) == expected
         produced.update(expected)
     assert len(produced) > 3, "texts of one repeated token would prove little"
 
@@ -151,13 +238,10 @@ def _decode(path: Path, contract: Contract, prompt: list[int], count: int) -> li
     while len(produced) < count:
         past, rows = cache[0].shape[2], len(block)
         feeds = {
-            "input_ids": np.array([block], np.int64),
-            "position_ids": np.arange(past, past + rows, dtype=np.int64)[np.newaxis],
+            **_make_row_feeds(contract, block, past),
             "attention_mask": np.triu(np.full((rows, past + rows), -1e9, np.float32), past + 1)[
                 np.newaxis, np.newaxis
             ],
-            "lookahead_embeddings": np.zeros((contract.k_max, contract.hidden_size), np.float32),
-            "logits_rows": np.array([[rows - 1]], np.int64),
             **dict(zip(contract.past_names, cache, strict=True)),
         }
         top, *new = session.run([Name.TOP_IDS.value, *contract.block_names], feeds)
@@ -167,18 +251,78 @@ def _decode(path: Path, contract: Contract, prompt: list[int], count: int) -> li
     return produced
 
 
+def _decode_in_place(path: Path, contract: Contract, prompt: list[int], count: int) -> list[int]:
+    """The same over a cache of fixed capacity, each step with a rejected draft behind its root."""
+    session = ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+    assert contract.capacity is not None
+    cache = [
+        np.zeros((1, contract.num_kv_heads, contract.capacity, contract.head_dim), np.float32)
+        for _ in contract.past_names
+    ]
+    block, past, produced = prompt, 0, list[int]()
+    while len(produced) < count:
+        rows = [*block, 5]
+        feeds = {
+            **_make_row_feeds(contract, rows, past),
+            "attention_mask": np.triu(
+                np.full((len(rows), contract.capacity), -1e9, np.float32), past + 1
+            )[np.newaxis, np.newaxis],
+            "logits_rows": np.array([[len(block) - 1]], np.int64),
+            "write_index": np.array([past], np.int64),
+            **dict(zip(contract.past_names, cache, strict=True)),
+        }
+        top, *cache = session.run([Name.TOP_IDS.value, *contract.present_names], feeds)
+        past += len(block)
+        produced.append(int(top[0, 0, 0]))
+        block = [produced[-1]]
+    return produced
+
+
+def _make_row_feeds(contract: Contract, rows: list[int], past: int) -> dict[str, np.ndarray]:
+    return {
+        "input_ids": np.array([rows], np.int64),
+        "position_ids": np.arange(past, past + len(rows), dtype=np.int64)[np.newaxis],
+        "lookahead_embeddings": np.zeros((contract.k_max, contract.hidden_size), np.float32),
+        "logits_rows": np.array([[len(rows) - 1]], np.int64),
+    }
+
+
+@pytest.mark.parametrize("form", [PLAIN, (Precision.BF16, CacheForm.SCATTER)])
 def test_equal_models_build_to_equal_bytes(
-    report_of: Callable[[Variant], BuildReport],
+    form: Form,
+    report_of: Callable[..., BuildReport],
     checkpoint_of: Callable[[Variant], Path],
     tmp_path: Path,
 ) -> None:
     variant = ("llama", True)
+    precision, cache_form = form
     again = build(
         BuildOptions(
-            model=str(checkpoint_of(variant)), lookahead_lengths=(2, 4), out=tmp_path / "again"
+            model=str(checkpoint_of(variant)),
+            lookahead_lengths=(2, 4),
+            precision=precision,
+            cache_form=cache_form,
+            out=tmp_path / "again",
         )
     )
-    assert again.manifest.files == report_of(variant).manifest.files
+    assert again.manifest.files == report_of(variant, form).manifest.files
+
+
+@pytest.mark.parametrize("cache_form", CacheForm)
+def test_precisions_have_the_same_nodes_but_casts(
+    cache_form: CacheForm, report_of: Callable[..., BuildReport]
+) -> None:
+    graphs = {
+        precision: ir.load(
+            report_of(VARIANTS[0], (precision, cache_form)).bundle / GRAPH_PATH
+        ).graph
+        for precision in Precision
+    }
+    operators = {
+        precision: [node.op_type for node in graph if node.op_type != "Cast"]
+        for precision, graph in graphs.items()
+    }
+    assert operators[Precision.FP16] == operators[Precision.BF16] == operators[Precision.FP32]
 
 
 @pytest.mark.parametrize(

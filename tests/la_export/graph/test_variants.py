@@ -13,7 +13,9 @@ from la_export.graph.variants import (
     check_cpu_variant,
     write_cpu_variant,
 )
+from la_export.options import Precision
 from la_runtime.bundle import open_bundle
+from la_runtime.contract import CacheForm
 from la_runtime.errors import CheckError
 from tests.tiny_models import build_tiny_bundle
 
@@ -74,3 +76,27 @@ def test_a_variant_with_other_outputs_is_refused(graph, bundle):
 
     with pytest.raises(CheckError, match=r"has outputs .*expected"):
         check(graph, variant, bundle)
+
+
+def test_a_scatter_variant_in_half_precision_is_compared_bit_for_bit(report_of, tmp_path):
+    report = report_of(("llama", True), (Precision.FP16, CacheForm.SCATTER))
+    shutil.copytree(report.bundle / "onnx", tmp_path / "onnx")
+    graph = tmp_path / "onnx" / "model.onnx"
+    variant = write_cpu_variant(graph)
+    assert (
+        check_cpu_variant(graph, variant, report.manifest.contract, context=256, threads=1).value
+        == 0
+    )
+    model = onnx.load(variant, load_external_data=False)
+    scatters = [node for node in model.graph.node if node.op_type == "TensorScatter"]
+    scatters[-1].input[1] = scatters[-2].input[1]
+    onnx.save(model, variant)
+
+    with pytest.raises(CheckError, match=r"differs from the portable graph in logits"):
+        check_cpu_variant(graph, variant, report.manifest.contract, context=256, threads=1)
+
+
+def test_a_precision_that_no_cpu_computes_in_has_no_variant(report_of):
+    report = report_of(("llama", True), (Precision.BF16, CacheForm.SCATTER))
+    assert report.manifest.variants == ()
+    assert not (report.bundle / "onnx" / CPU_GRAPH_FILE).exists()

@@ -14,10 +14,10 @@ from onnx.helper import make_node
 
 from la_runtime.contract import CacheForm, Contract, Dtype, Name, TensorSpec
 
-__all__ = ["CONTEXT", "make_contract", "make_model", "save_model"]
+__all__ = ["CONTEXT", "NUM_HEADS", "make_contract", "make_model", "save_model"]
 
 CONTEXT: Final = 64
-_NUM_HEADS: Final = 4
+NUM_HEADS: Final = 4
 _MLP_SIZE: Final = 48
 _OPSETS: Final = {CacheForm.CONCAT: 23, CacheForm.SCATTER: 24}
 _NUMPY_TYPES: Final = {
@@ -97,7 +97,7 @@ def _make_body(
     rng = np.random.default_rng(0)
     dtype = _NUMPY_TYPES[contract.compute_dtype]
     hidden, head_dim = contract.hidden_size, contract.head_dim
-    widths = {"q": _NUM_HEADS, "k": contract.num_kv_heads, "v": contract.num_kv_heads}
+    widths = {"q": NUM_HEADS, "k": contract.num_kv_heads, "v": contract.num_kv_heads}
     weights: dict[str, np.ndarray[Any, Any]] = {}
 
     def weight(name: str, *shape: int) -> str:
@@ -111,7 +111,7 @@ def _make_body(
     angles = np.arange(CONTEXT)[:, None] / 10_000 ** (np.arange(head_dim // 2) * 2 / head_dim)
     weights["cos"], weights["sin"] = np.cos(angles).astype(dtype), np.sin(angles).astype(dtype)
     integers("last_axis", -1)
-    integers("flat_heads", 0, 0, _NUM_HEADS * head_dim)
+    integers("flat_heads", 0, 0, NUM_HEADS * head_dim)
     nodes = [
         make_node(
             "Concat",
@@ -171,7 +171,7 @@ def _make_body(
             make_node("Transpose", [f"{prefix}.context"], [f"{prefix}.rows"], perm=[0, 2, 1, 3])
         )
         nodes.append(make_node("Reshape", [f"{prefix}.rows", "flat_heads"], [f"{prefix}.joined"]))
-        matmul(f"{prefix}.joined", f"{prefix}.attended", _NUM_HEADS * head_dim, hidden)
+        matmul(f"{prefix}.joined", f"{prefix}.attended", NUM_HEADS * head_dim, hidden)
         nodes.append(make_node("Add", [x, f"{prefix}.attended"], [f"{prefix}.between"]))
         norm(f"{prefix}.between", f"{prefix}.normed2")
         matmul(f"{prefix}.normed2", f"{prefix}.up", hidden, _MLP_SIZE)

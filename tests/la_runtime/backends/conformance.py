@@ -372,6 +372,32 @@ class BackendConformance:
         places = len(long)
         assert state.past_len <= (backend.contract.capacity or places + max(128, 0.12 * places))
 
+    def test_what_is_read_back_is_what_each_sequence_committed(self, backend, tokens):
+        """A tree's path, whose rows are not neighbours, reads like its tokens in a row."""
+        contract = backend.contract
+        path, other = [*tokens[:5], tokens[6]], tokens[20:27]
+        state = backend.allocate(2, CacheSizing.STEPPED)
+        run(backend, state, [tokens[:7], other], parents=(0, 0))
+        backend.commit(state, [(0, 1, 2, 3, 4, 6), range(5)])
+
+        found = [state.read(sequence) for sequence in range(2)]
+
+        for sequence, text in enumerate((path, other[:5])):
+            alone = backend.allocate(1, CacheSizing.STEPPED)
+            read(backend, alone, text, chunk=2)
+            assert found[sequence].dtype == np.float32
+            assert found[sequence].shape == (
+                2 * contract.num_layers,
+                contract.num_kv_heads,
+                len(text),
+                contract.head_dim,
+            )
+            self.close_to(found[sequence], alone.read(0))
+        state.truncate([4, 5])
+        assert np.array_equal(state.read(0), found[0][:, :, :4])
+        state.keep([1])
+        assert np.array_equal(state.read(0), found[1])
+
     def test_a_closed_cache_leaves_others_alone(self, backend, tokens):
         closed, kept = (backend.allocate(1, CacheSizing.STEPPED) for _ in range(2))
         run(backend, kept, [tokens[:9]])

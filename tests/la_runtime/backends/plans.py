@@ -6,8 +6,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from la_runtime.bundle import Bundle, FileEntry, open_bundle
+from la_runtime.bundle import Bundle, open_bundle, replace_manifest
 from la_runtime.contract import Axis, CacheForm, Contract
+from la_runtime.digests import hash_file
 from la_runtime.plans import AxisRange, PlanFacts, PlanProfile, PlanTarget
 from tests.tensorrt_api.engine import make_plan_bytes
 
@@ -59,7 +60,8 @@ def with_plans(folder: Path, destination: Path, *changes: dict[str, Any]) -> Bun
         path = destination / plan.path
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(make_plan_bytes(plan, contract, bundle.path(manifest.graph)))
-        files[plan.path] = FileEntry(sha256="0" * 64, bytes=path.stat().st_size)
+        files[plan.path] = hash_file(path)
         plans.append(plan)
-    update = {"plans": tuple(plans), "files": files}
-    return Bundle(destination, manifest.model_copy(update=update))
+    manifest = manifest.model_copy(update={"plans": tuple(plans), "files": files})
+    replace_manifest(destination, manifest, partial=destination / "manifest.partial")
+    return open_bundle(destination)

@@ -235,6 +235,12 @@ def test_logsumexp_is_the_same_from_the_graph_and_from_the_logits(tiny_bundle):
         ({"vocab_size": 310}, "output logits"),
         ({"top_c": 4}, "output top_ids"),
         ({"k_max": 2}, "input lookahead_embeddings"),
+        (
+            {"compute_dtype": Dtype.FLOAT16},
+            r"input attention_mask is tensor\(float\) .* the contract says tensor\(float16\)",
+        ),
+        ({"kv_dtype": Dtype.FLOAT16}, r"input past_key_values.0.key is tensor\(float\)"),
+        ({"cache_form": CacheForm.SCATTER, "capacity": 300}, "inputs, the contract"),
     ],
 )
 def test_a_graph_that_is_not_the_contracts_is_refused_on_opening(tiny_bundle, change, message):
@@ -244,6 +250,25 @@ def test_a_graph_that_is_not_the_contracts_is_refused_on_opening(tiny_bundle, ch
 
     with pytest.raises(BundleError, match=message):
         OrtBackend.open(Bundle(bundle.root, manifest), threads=1)
+
+
+def test_a_graph_of_another_capacity_is_refused_on_opening(tiny_bundle_of):
+    bundle = open_bundle(tiny_bundle_of("fp32", CacheForm.SCATTER))
+    contract = replace(bundle.manifest.contract, capacity=300)
+    manifest = bundle.manifest.model_copy(update={"contract": contract})
+
+    with pytest.raises(BundleError, match=r"input attention_mask .* '300'"):
+        OrtBackend.open(Bundle(bundle.root, manifest), threads=1)
+
+
+def test_lookahead_vectors_are_rounded_to_the_compute_dtype(tiny_bundle_of):
+    backend = OrtBackend.open(open_bundle(tiny_bundle_of("fp16", CacheForm.CONCAT)), threads=1)
+    vectors = np.full(backend.lookahead_embeddings.shape, 1 / 3)
+
+    backend.set_lookahead_embeddings(vectors)
+
+    assert backend.lookahead_embeddings.dtype == np.float16
+    assert (backend.lookahead_embeddings == np.float16(1 / 3)).all()
 
 
 def test_lookahead_vectors_are_copied_and_must_be_finite(tiny_bundle):

@@ -25,6 +25,7 @@ from la_runtime.backends.ort_graph import graph_limits
 from la_runtime.bundle import open_bundle
 from la_runtime.contract import CacheForm, Contract, Dtype
 from la_runtime.errors import ExitCode, HostError, UsageError
+from la_runtime.generation import Engine
 from tests.la_runtime.backends.conformance import BackendConformance, run
 from tests.la_runtime.backends.numpy_device import NumpyDevice
 from tests.la_runtime.backends.test_ort import FORMS, LOGIT_TOLERANCES, SCATTER_FORMS, name_form
@@ -330,6 +331,55 @@ def test_the_cpu_s_package_is_refused_with_what_to_install(tiny_bundle, monkeypa
 
     with pytest.raises(HostError, match="is built for CPUs: pip uninstall onnxruntime, then pip"):
         open_backend("ort-cuda", open_bundle(tiny_bundle), threads=1)
+
+
+@pytest.fixture
+def host_gpu(monkeypatch) -> list[NumpyDevice]:
+    """Opening finds a GPU whose memory is the host's; the devices that were made."""
+    devices: list[NumpyDevice] = []
+
+    def make_device() -> NumpyDevice:
+        devices.append(NumpyDevice())
+        return devices[-1]
+
+    def open_session(library, graph, *, threads, stream, profile_prefix):
+        assert stream == devices[-1].stream
+        options = library.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.enable_profiling = True
+        options.profile_file_prefix = str(profile_prefix)
+        session = library.InferenceSession(str(graph), options, providers=[CPU])
+        return StreamSession(session, devices[-1])
+
+    monkeypatch.setattr(ort_cuda, "read_gpu", lambda: None)
+    monkeypatch.setattr(ort_cuda, "check_cuda_provider", lambda _: None)
+    monkeypatch.setattr(ort_cuda, "CudaDevice", make_device)
+    monkeypatch.setattr(ort_cuda, "open_cuda_session", open_session)
+    monkeypatch.setattr(ort_cuda, "_DEVICE_TYPE", "cpu")
+    return devices
+
+
+@pytest.mark.parametrize("form", FORMS, ids=name_form)
+def test_an_engine_over_it_gives_the_tokens_of_the_cpu_backend(
+    tiny_bundle_of, form, host_gpu, monkeypatch
+):
+    monkeypatch.setattr(ort_cuda, "CUDA_PROVIDER", CPU)
+    prompts = [[5, 6, 7, 8], [9, 10, 11], list(range(20, 60))]
+    found = []
+    for backend in ("ort-cpu", "ort-cuda"):
+        with Engine.open(tiny_bundle_of(*form), backend=backend, threads=1) as engine:
+            results = engine.generate(prompts, k=4, max_new_tokens=24, ignore_eos=True)
+            found.append([result.token_ids for result in results])
+
+    assert found[0] == found[1]
+    assert [device.is_closed for device in host_gpu] == [True]
+
+
+def test_a_graph_refused_for_its_placement_gives_everything_back(tiny_bundle, host_gpu):
+    with pytest.raises(HostError, match=f"would run on {CPU} instead of {CUDA}"):
+        open_backend("ort-cuda", open_bundle(tiny_bundle), threads=1)
+
+    assert [device.is_closed for device in host_gpu] == [True]
 
 
 @pytest.mark.parametrize("form", FORMS, ids=name_form)

@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from la_export.graph.passes.constant_reshapes import make_reshapes_constant
+from la_export.graph.passes.rounded_rotary import fuse_rounded_rotary
 from la_export.graph.passes.simplify import simplify
 from la_export.graph.passes.tied_head import share_tied_head
 from la_export.graph.passes.weight_transposes import store_weights_transposed
@@ -140,3 +141,59 @@ def test_multiplication_by_one_is_dropped(make_step_graph: MakeStepGraph) -> Non
     )
     simplify(step_graph)
     assert _operators(step_graph) == ["Cos", "Neg"]
+
+
+ROTATION = (
+    "pos = Unsqueeze(position_ids, last) f = Cast<to = 1>(pos) freqs = Mul(f, frequencies) "
+    "angles = Concat<axis = -1>(freqs, freqs) "
+    "c = Cos(angles) s = Sin(angles) ch = Cast<to = 10>(c) sh = Cast<to = 10>(s) "
+    "cu = Unsqueeze(ch, one) su = Unsqueeze(sh, one) "
+    "x1 = Slice(x, zero, {half}, axis, one) x2 = Slice(x, {half}, end, axis, one) "
+    "minus = Neg(x2) turned = Concat<axis = -1>(minus, x1) "
+    "a = Mul(x, cu) b = Mul(turned, su) y = Add(a, b)"
+)
+ROTATION_CONSTANTS = (
+    "zero = Constant<value_ints = [0]>() one = Constant<value_ints = [1]>() "
+    "last = Constant<value_ints = [-1]>() two = Constant<value_ints = [2]>() "
+    "axis = Constant<value_ints = [3]>() end = Constant<value_ints = [9223372036854775807]>() "
+    "x = Cast<to = 10>(past_key) "
+)
+
+
+def _make_rotation(make_step_graph: MakeStepGraph, half: str) -> StepGraph:
+    step_graph = make_step_graph(
+        "float[2] frequencies",
+        "float16[batch, 1, past, 4] y",
+        ROTATION_CONSTANTS + ROTATION.format(half=half),
+    )
+    x = next(node.outputs[0] for node in step_graph.graph if node.outputs[0].name == "x")
+    x.shape = ir.Shape(["batch", 1, "past", 4])
+    x.type = ir.TensorType(ir.DataType.FLOAT16)
+    return step_graph
+
+
+def test_rotation_with_rounded_tables_becomes_one_operator_over_them(
+    make_step_graph: MakeStepGraph,
+) -> None:
+    step_graph = _make_rotation(make_step_graph, "two")
+    feeds = {
+        "position_ids": np.array([[3, 200, 70]]),
+        "frequencies": np.array([1.0, 0.01], np.float32),
+        "past_key": np.random.default_rng(0).normal(size=(1, 1, 3, 4)).astype(np.float32),
+    }
+    before = _run(step_graph, feeds)
+    fuse_rounded_rotary(step_graph)
+    simplify(step_graph)
+    operators = _operators(step_graph)
+    assert operators.count("RotaryEmbedding") == operators.count("Cos") == 1
+    assert not {"Neg", "Slice", "Concat"} & set(operators)
+    (rotary,) = (node for node in step_graph.graph if node.op_type == "RotaryEmbedding")
+    assert [value and value.producer().op_type for value in rotary.inputs] == ["Cast"] * 3
+    # Two products and a sum in half precision, which the operator may sum in more.
+    np.testing.assert_allclose(_run(step_graph, feeds), before, atol=2e-3)
+
+
+def test_rotation_that_is_not_of_halves_is_left_alone(make_step_graph: MakeStepGraph) -> None:
+    step_graph = _make_rotation(make_step_graph, "one")
+    fuse_rounded_rotary(step_graph)
+    assert "RotaryEmbedding" not in _operators(step_graph)

@@ -1,0 +1,155 @@
+"""Steps of a long check: each runs, fails or says why it cannot run, and the rest goes on. Pure.
+
+Owns the time that is left, and what is known after each step. It does not know what steps do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+__all__ = ["Outcome", "Progress", "Status", "Step", "StepError", "run_steps"]
+
+# A child that takes this many times what is usual hangs.
+_PATIENCE: Final = 10.0
+
+
+class Status(StrEnum):
+    """``done``; ``failed``: it ran and went wrong; ``not_run``: it could not be run, or not now."""
+
+    DONE = "done"
+    FAILED = "failed"
+    NOT_RUN = "not_run"
+
+
+class StepError(Exception):
+    """A step went wrong; what it had found until then may be worth keeping."""
+
+    def __init__(self, reason: str, found: Mapping[str, Any] | None = None) -> None:
+        super().__init__(reason)
+        self.found = dict(found or {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a step ended.
+
+    Args:
+        name: of the step.
+        status: how.
+        why: what went wrong, or why it was not run; empty when it is done.
+        seconds: it took.
+        found: what it found, a JSON object.
+    """
+
+    name: str
+    status: Status
+    why: str = ""
+    seconds: float = 0.0
+    found: dict[str, Any] = field(default_factory=dict)
+
+    def record(self) -> dict[str, Any]:
+        """The outcome as one JSON object."""
+        return {
+            "name": self.name,
+            "status": self.status.value,
+            "why": self.why,
+            "seconds": round(self.seconds, 1),
+            "found": self.found,
+        }
+
+
+@dataclass(slots=True)
+class Progress:
+    """What is known so far, in the order in which it became known."""
+
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+
+    def is_done(self, name: str) -> bool:
+        """Whether a step has been run and ended well."""
+        outcome = self.outcomes.get(name)
+        return outcome is not None and outcome.status is Status.DONE
+
+    def found(self, name: str) -> dict[str, Any]:
+        """What a step found; nothing if it was not run."""
+        outcome = self.outcomes.get(name)
+        return {} if outcome is None else outcome.found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One step.
+
+    Args:
+        name: unique among the steps.
+        needs: steps that must be done before.
+        usual_s: about what it takes; it is not begun with less time left.
+        run: does it, within a number of seconds, and gives what it found.
+        obstacle: why it cannot be run, of what is known; empty when it can.
+    """
+
+    name: str
+    usual_s: float
+    run: Callable[[Progress, float], dict[str, Any]]
+    needs: tuple[str, ...] = ()
+    obstacle: Callable[[Progress], str] = lambda _: ""
+
+
+def run_steps(
+    steps: Sequence[Step],
+    *,
+    clock: Callable[[], float],
+    deadline: float | None,
+    report: Callable[[Progress, Outcome | None, Step], None],
+) -> Progress:
+    """Run every step that can be run and still fits.
+
+    Args:
+        steps: in order.
+        clock: seconds, from anywhere.
+        deadline: when to have ended, by that clock; None for no limit.
+        report: is told before a step (with no outcome) and after it.
+
+    Returns:
+        How each ended.
+    """
+    progress = Progress()
+    for step in steps:
+        began = clock()
+        left = None if deadline is None else deadline - began
+        why = next(_obstacles(step, progress, left), "")
+        if why:
+            outcome = Outcome(name=step.name, status=Status.NOT_RUN, why=why)
+        else:
+            report(progress, None, step)
+            outcome = _run(step, progress, left, clock)
+        progress.outcomes[step.name] = outcome
+        report(progress, outcome, step)
+    return progress
+
+
+def _obstacles(step: Step, progress: Progress, left: float | None) -> Iterator[str]:
+    why = step.obstacle(progress)
+    if why:
+        yield why
+    for name in step.needs:
+        if not progress.is_done(name):
+            before = progress.outcomes.get(name)
+            reason = "was not reached" if before is None else before.why
+            yield f"it needs {name!r}: {reason}"
+    if left is not None and left < step.usual_s:
+        yield f"it takes about {step.usual_s:.0f} s, and {max(left, 0.0):.0f} s are left"
+
+
+def _run(step: Step, progress: Progress, left: float | None, clock: Callable[[], float]) -> Outcome:
+    began = clock()
+    limit = _PATIENCE * step.usual_s if left is None else min(left, _PATIENCE * step.usual_s)
+    try:
+        found = step.run(progress, limit)
+    except StepError as error:
+        status, why, found = Status.FAILED, str(error), error.found
+    else:
+        status, why = Status.DONE, ""
+    return Outcome(name=step.name, status=status, why=why, seconds=clock() - began, found=found)

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from la_export.bench.gpu.random_checkpoint import write_random_checkpoint
+from la_export.bench.gpu.shapes import SMOLLM2_135M
+from la_export.checkpoint import find_model, load_checkpoint
+from la_export.checkpoint.tokenizer_files import read_tokenizer
+
+TINY = replace(
+    SMOLLM2_135M,
+    name="tiny",
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    hidden_size=64,
+    intermediate_size=96,
+    vocab_size=512,
+    is_tied=False,
+    context=128,
+)
+
+
+def test_it_is_a_checkpoint_that_transformers_and_a_build_read(tmp_path) -> None:
+    folder = write_random_checkpoint(tmp_path / "tiny", TINY, shard_bytes=60_000)
+
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) > 3, "several shards"
+    source = find_model(str(folder), revision=None, allow_bin=False)
+    checkpoint = load_checkpoint(source, context=None)
+    assert checkpoint.context == 128
+    assert not checkpoint.tied_embeddings
+    assert read_tokenizer(checkpoint).vocab_size == TINY.vocab_size
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.decode(tokenizer.encode("Why? é")) == "Why? é"
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    with torch.no_grad():
+        logits = model(torch.tensor([[5, 6, 7]])).logits
+    assert torch.isfinite(logits).all()
+    assert float(logits.std()) > 0
+
+
+def test_no_shard_is_larger_than_asked_but_for_a_single_tensor(tmp_path) -> None:
+    folder = write_random_checkpoint(tmp_path / "tiny", TINY, shard_bytes=60_000)
+
+    sizes = {path.name: path.stat().st_size for path in folder.glob("*.safetensors")}
+    table = 2 * TINY.vocab_size * TINY.hidden_size
+    header = 4096
+    assert all(size <= max(60_000, table) + header for size in sizes.values())
+
+
+def test_the_same_seed_writes_the_same_bytes(tmp_path) -> None:
+    one, other = (write_random_checkpoint(tmp_path / name, TINY) for name in ("one", "other"))
+
+    (first,), (second,) = (list(folder.glob("*.safetensors")) for folder in (one, other))
+    assert first.read_bytes() == second.read_bytes()
