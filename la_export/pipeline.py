@@ -65,9 +65,9 @@ from la_runtime.bundle import (
     write_bundle,
 )
 from la_runtime.contract import Contract, Dtype
-from la_runtime.errors import HostError
+from la_runtime.errors import HostError, PlanError
 from la_runtime.layout import GroupMask
-from la_runtime.plans import PlanFacts
+from la_runtime.plans import PLANS_FOLDER, PlanFacts
 from la_runtime.storage import storage_dtype
 
 __all__ = [
@@ -262,7 +262,10 @@ def _check(
 def _build_plans(
     work: Path, options: BuildOptions, plans: PlanOptions, inputs: _Inputs, clock: Clock
 ) -> PlansReport:
-    """The plans that are asked for, from the graph that has passed its checks."""
+    """The plans that are asked for, from the graph that has passed its checks.
+
+    With `Target.AUTO` a TensorRT that refuses the graph is skipped like one that is not there.
+    """
     if plans.target is Target.ONNX:
         return PlansReport(plans=(), skipped=())
     source = PlanSource(
@@ -272,7 +275,13 @@ def _build_plans(
         lookahead_lengths=options.sorted_lengths,
     )
     with clock.stage(Stage.PLANS):
-        return build_plans(work, source, plans, progress=clock.progress)
+        try:
+            return build_plans(work, source, plans, progress=clock.progress)
+        except PlanError as error:
+            if plans.target is not Target.AUTO:
+                raise
+            shutil.rmtree(work / PLANS_FOLDER, ignore_errors=True)
+            return PlansReport(plans=(), skipped=(str(error),))
 
 
 def _make_manifest(

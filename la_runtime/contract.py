@@ -254,7 +254,7 @@ class Contract:
                     name=name,
                     axes=self.cache_axes,
                     dtype=self.kv_dtype,
-                    meaning="the layer's cache; unused places are zero and masked",
+                    meaning="the layer's cache; places that hold nothing are masked",
                 )
                 for name in self.past_names
             ),

@@ -21,7 +21,6 @@ from la_runtime.backends.trt_api import (
     Severity,
     TensorRT,
 )
-from la_runtime.backends.trt_plan import rebuild_advice
 from la_runtime.contract import CacheForm, Contract, Dtype, TensorSpec
 from la_runtime.errors import BundleError, HostError
 from la_runtime.plans import PlanFacts, PlanTarget
@@ -127,7 +126,7 @@ class PlanEngine:
             self._runtime.engine_host_code_allowed = True
         engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
         if engine is None:
-            self._refuse(f"cannot load {plan.path}")
+            self._refuse("load the engine")
         self.engine = engine
         if plan.is_stripped:
             self._refit(graph)
@@ -143,10 +142,11 @@ class PlanEngine:
         refitter = full.Refitter(self.engine, self.messages.logger)
         parser = full.OnnxParserRefitter(refitter, self.messages.logger)
         if not parser.refit_from_file(str(graph)):
-            self._refuse(f"cannot read the weights of {self._plan.path} from {graph}")
-        missing = refitter.get_missing_weights()
-        if missing or not refitter.refit_cuda_engine():
-            self._refuse(f"cannot put its {len(missing)} missing weights into {self._plan.path}")
+            self._refuse("read the weights")
+        if missing := refitter.get_missing_weights():
+            self._refuse(f"find {len(missing)} weights")
+        if not refitter.refit_cuda_engine():
+            self._refuse("put back the weights")
 
     def _check_tensors(self, contract: Contract) -> None:
         engine, modes = self.engine, self._tensorrt.TensorIOMode
@@ -221,7 +221,7 @@ class PlanEngine:
 
     def _made(self, context: IExecutionContext | None) -> IExecutionContext:
         if context is None:
-            self._refuse(f"cannot make an execution context of {self._plan.path}")
+            self._refuse("make an execution context")
         return context
 
     def check(self, done: bool, what: str) -> None:
@@ -238,14 +238,15 @@ class PlanEngine:
             reason = self._reason()
             raise HostError(
                 f"TensorRT could not {what} of {self._plan.path}: {reason}; open the bundle in a "
-                f"new process, and if it comes back, {rebuild_advice(self._plan.target)}"
+                "new process, and if it comes back, rebuild with 'la-export plan BUNDLE --target "
+                f"{self._plan.target}'"
             )
 
     def _refuse(self, what: str) -> NoReturn:
         reason = self._reason()
         raise BundleError(
-            f"TensorRT {self._tensorrt.__version__} {what}: {reason}; "
-            f"{rebuild_advice(self._plan.target)}"
+            f"TensorRT {self._tensorrt.__version__} cannot {what} of {self._plan.path}: {reason}; "
+            f"rebuild with 'la-export plan BUNDLE --target {self._plan.target}'"
         )
 
     def _reason(self) -> str:
@@ -265,6 +266,6 @@ class PlanEngine:
 
     def _other_plan(self, difference: str) -> BundleError:
         return BundleError(
-            f"{self._plan.path} is not the plan that the manifest describes: {difference}; "
-            f"{rebuild_advice(self._plan.target)}"
+            f"{self._plan.path} is not the plan that the manifest describes: {difference}; rebuild "
+            f"with 'la-export plan BUNDLE --target {self._plan.target}'"
         )

@@ -24,7 +24,6 @@ __all__ = [
     "largest_bytes",
     "plan_limits",
     "plan_room",
-    "rebuild_advice",
 ]
 
 _AMPERE = 80
@@ -47,15 +46,18 @@ def choose_plan(manifest: Manifest, target: PlanTarget, k: int | None) -> PlanFa
     """
     plans = [plan for plan in manifest.plans if plan.target is target]
     if not plans:
-        raise BundleError(f"the bundle has no plan for target {target}; {rebuild_advice(target)}")
+        raise BundleError(
+            f"the bundle has no plan for target {target}; make one with 'la-export plan BUNDLE "
+            f"--target {target}'"
+        )
     lengths = sorted({length for plan in plans for length in plan.lookahead_lengths})
     wanted = lengths[-1] if k is None else k
     served = min((length for length in lengths if length >= wanted), default=None)
     if served is None:
         raise UsageError(
             f"no plan for k = {wanted}: the bundle's plans for target {target} are for k = "
-            f"{', '.join(map(str, lengths))}; choose one of these or a smaller one, or "
-            f"{rebuild_advice(target)}"
+            f"{', '.join(map(str, lengths))}; choose no larger one, or make one with 'la-export "
+            f"plan BUNDLE --target {target}'"
         )
     plan = min(
         (plan for plan in plans if served in plan.lookahead_lengths),
@@ -63,14 +65,10 @@ def choose_plan(manifest: Manifest, target: PlanTarget, k: int | None) -> PlanFa
     )
     if plan.graph_sha256 != manifest.files[manifest.graph].sha256:
         raise BundleError(
-            f"{plan.path} was built from another graph than the bundle's; {rebuild_advice(target)}"
+            f"{plan.path} was built from another graph than the bundle's; rebuild with 'la-export "
+            f"plan BUNDLE --target {target}'"
         )
     return plan
-
-
-def rebuild_advice(target: PlanTarget) -> str:
-    """What makes a bundle's plans anew."""
-    return f"rebuild with 'la-export plan BUNDLE --target {target}'"
 
 
 def check_host(plan: PlanFacts, version: str, gpu: Gpu) -> None:
@@ -84,26 +82,26 @@ def check_host(plan: PlanFacts, version: str, gpu: Gpu) -> None:
     Raises:
         HostError: it would not load, or not be what was built.
     """
-    built_for = (
-        f"{plan.path} was built for {', '.join(plan.compute_capabilities)} with TensorRT "
-        f"{plan.version}"
-    )
+    gpus = ", ".join(plan.compute_capabilities)
     if not _runs_on(plan, gpu):
         raise HostError(
-            f"{built_for}; this GPU, {gpu.name}, is {gpu.compute_capability}: "
-            f"{rebuild_advice(plan.target)}"
+            f"{plan.path} was built for {gpus} with TensorRT {plan.version}; this GPU, {gpu.name}, "
+            f"is {gpu.compute_capability}: rebuild with 'la-export plan BUNDLE --target "
+            f"{plan.target}'"
         )
     if not _loads_in(plan, version):
         raise HostError(
-            f"{built_for}; here is TensorRT {version}: install that version, or "
-            f"{rebuild_advice(plan.target)}"
+            f"{plan.path} was built for {gpus} with TensorRT {plan.version}; here is TensorRT "
+            f"{version}: install the other, or rebuild with 'la-export plan BUNDLE --target "
+            f"{plan.target}'"
         )
     if plan.driver is None or gpu.driver is None:
         return
     if _numbers(gpu.driver) < _numbers(plan.driver):
         raise HostError(
-            f"{built_for} under driver {plan.driver}; here is driver {gpu.driver}, which is "
-            f"older: update the driver, or {rebuild_advice(plan.target)}"
+            f"{plan.path} was built under driver {plan.driver}; here is driver {gpu.driver}, which "
+            "is older: update the driver, or rebuild with 'la-export plan BUNDLE --target "
+            f"{plan.target}'"
         )
 
 
@@ -146,7 +144,8 @@ def choose_profile(plan: PlanFacts, sizes: Mapping[Axis, int]) -> int:
         )
         raise UsageError(
             f"no profile of {plan.path} takes a pass of {pass_sizes} ({allowed}); use a smaller "
-            f"batch, chunk or layout, or {rebuild_advice(plan.target)} and larger limits"
+            "batch, chunk or layout, or rebuild with larger limits: 'la-export plan BUNDLE "
+            f"--target {plan.target}'"
         )
     return min(
         fitting,

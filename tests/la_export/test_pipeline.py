@@ -29,7 +29,14 @@ from la_export.plan.report import Compiled
 from la_runtime.bundle import GRAPH_PATH, MANIFEST_NAME, open_bundle
 from la_runtime.contract import Axis
 from la_runtime.digests import hash_file
-from la_runtime.errors import CheckError, CheckpointError, HostError, LookaheadError, UsageError
+from la_runtime.errors import (
+    CheckError,
+    CheckpointError,
+    HostError,
+    LookaheadError,
+    PlanError,
+    UsageError,
+)
 from la_runtime.plans import AxisRange, PlanFacts, PlanProfile, PlanTarget
 
 # What finds out whether there is a builder; nothing of it is used.
@@ -382,6 +389,35 @@ def test_graph_that_fails_a_check_gets_no_plans(
     with pytest.raises(CheckError):
         build(_options(make_checkpoint(num_hidden_layers=1), tmp_path / "out"), plans=PlanOptions())
     assert fake_builder == []
+
+
+@pytest.mark.parametrize("target", [Target.AUTO, Target.TRT_RTX])
+def test_graph_that_a_tensorrt_refuses_costs_the_bundle_only_when_that_was_named(
+    make_checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    target: Target,
+) -> None:
+    def refuse(root: Path, *_: object, **__: object) -> PlansReport:
+        (root / "trt" / "trt-rtx").mkdir(parents=True)
+        (root / "trt" / "trt-rtx" / "k2.plan").write_bytes(b"the one that went well")
+        raise PlanError("no plan of model.onnx")
+
+    monkeypatch.setattr(pipeline, "check_plan_options", lambda _: None)
+    monkeypatch.setattr(pipeline, "build_plans", refuse)
+    options = _options(make_checkpoint(num_hidden_layers=1), tmp_path / "out")
+    plans = PlanOptions(target=target)
+    if target is not Target.AUTO:
+        with pytest.raises(PlanError):
+            build(options, plans=plans)
+        assert not options.out.exists()
+        return
+
+    report = build(options, plans=plans)
+
+    assert report.plans == PlansReport(plans=(), skipped=("no plan of model.onnx",))
+    assert not open_bundle(report.bundle).manifest.plans
+    assert not (report.bundle / "trt").exists()
 
 
 def test_target_that_cannot_be_built_here_is_refused_before_anything_is_read(

@@ -348,6 +348,16 @@ class BackendConformance:
 
         self.close_to(found, fresh_logits(backend, tokens)[30:])
 
+    def test_what_is_asked_for_may_change_from_pass_to_pass(self, backend, tokens):
+        state = backend.allocate(1, CacheSizing.STEPPED)
+        for start, outputs in enumerate((ALL, Outputs.NONE, Outputs.TOP, ALL, Outputs.TOP)):
+            run(backend, state, [tokens[5 * start : 5 * start + 5]], outputs=outputs)
+            backend.commit(state, [range(5)])
+
+        found = run(backend, state, [tokens[25:30]]).logits()[0]
+
+        self.close_to(found, fresh_logits(backend, tokens[:30])[-5:])
+
     @pytest.mark.parametrize("reserved", [0, 100, 1000])
     def test_the_cache_grows_over_many_steps(self, backend, reserved):
         """Two sequences of different lengths, in memory that suffices, or not, or was not asked."""

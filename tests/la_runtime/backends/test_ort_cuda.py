@@ -16,6 +16,7 @@ import pytest
 
 from la_runtime.backends import open_backend, ort_cuda
 from la_runtime.backends.base import CacheSizing, Outputs, PassLimits
+from la_runtime.backends.device import ALIGNMENT
 from la_runtime.backends.device_cache import DeviceCache, Room
 from la_runtime.backends.gpu import Gpu
 from la_runtime.backends.lookahead_vectors import load_lookahead_vectors
@@ -24,7 +25,7 @@ from la_runtime.backends.ort_device import DevicePass
 from la_runtime.backends.ort_graph import graph_limits
 from la_runtime.bundle import open_bundle
 from la_runtime.contract import CacheForm, Contract, Dtype
-from la_runtime.errors import ExitCode, HostError, UsageError
+from la_runtime.errors import BundleError, ExitCode, HostError, UsageError
 from la_runtime.generation import Engine
 from tests.la_runtime.backends.conformance import BackendConformance, run
 from tests.la_runtime.backends.numpy_device import NumpyDevice
@@ -166,6 +167,32 @@ def test_what_did_not_change_is_not_bound_again(tiny_bundle):
         run(backend, state, [[3, 4, 5]])
         assert "block.0.key" in bound
         assert "past_key_values.0.key" not in bound
+
+
+@pytest.mark.parametrize("form", FORMS, ids=name_form)
+def test_every_address_is_aligned_as_kernels_like_it(tiny_bundle_of, form):
+    with open_on_host(tiny_bundle_of(*form)) as (backend, _):
+        addresses = []
+        make_binding = backend.session.io_binding
+
+        def make_spy():
+            binding = make_binding()
+            for method in ("bind_input", "bind_output"):
+                original = getattr(binding, method)
+
+                def spy(*place, original=original):
+                    addresses.append(place[-1])
+                    original(*place)
+
+                setattr(binding, method, spy)
+            return binding
+
+        backend.session.io_binding = make_spy
+
+        run(backend, backend.allocate(3, CacheSizing.STEPPED), [[1, 2, 3], [4], [5, 6]])
+
+        assert len(addresses) >= len(backend.contract.past_names) + 5
+        assert all(address % ALIGNMENT == 0 for address in addresses)
 
 
 def test_two_caches_do_not_share_their_scores(tiny_bundle):
@@ -377,6 +404,18 @@ def test_an_engine_over_it_gives_the_tokens_of_the_cpu_backend(
 
 def test_a_graph_refused_for_its_placement_gives_everything_back(tiny_bundle, host_gpu):
     with pytest.raises(HostError, match=f"would run on {CPU} instead of {CUDA}"):
+        open_backend("ort-cuda", open_bundle(tiny_bundle), threads=1)
+
+    assert [device.is_closed for device in host_gpu] == [True]
+
+
+def test_a_graph_that_cannot_be_opened_gives_the_device_back(tiny_bundle, host_gpu, monkeypatch):
+    def refuse(*_, **__):
+        raise BundleError("cannot load")
+
+    monkeypatch.setattr(ort_cuda, "open_cuda_session", refuse)
+
+    with pytest.raises(BundleError, match="cannot load"):
         open_backend("ort-cuda", open_bundle(tiny_bundle), threads=1)
 
     assert [device.is_closed for device in host_gpu] == [True]

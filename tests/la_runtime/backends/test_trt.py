@@ -482,8 +482,11 @@ def test_a_stripped_plan_gets_its_weights_from_the_graph(make_rig):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ("refit_from_file", r"TensorRT 11.4.0.106 cannot read the weights of .*no such weight"),
-        ("refit_cuda_engine", r"cannot put its 0 missing weights into .*: no such weight"),
+        (
+            "refit_from_file",
+            r"TensorRT 11.4.0.106 cannot read the weights of trt/.*: no such weight",
+        ),
+        ("refit_cuda_engine", r"cannot put back the weights of trt/.*: no such weight"),
     ],
 )
 def test_weights_that_cannot_be_put_back_are_reported(make_rig, call, message):
@@ -491,6 +494,14 @@ def test_weights_that_cannot_be_put_back_are_reported(make_rig, call, message):
     rig.tensorrt.refused[call] = "no such weight"
 
     with pytest.raises(BundleError, match=message):
+        rig.open()
+
+
+def test_weights_that_the_graph_has_not_are_counted(make_rig):
+    rig = make_rig(is_stripped=True)
+    rig.tensorrt.module.Refitter.get_missing_weights = lambda _: ["one", "two"]
+
+    with pytest.raises(BundleError, match=r"cannot find 2 weights of trt/plan-0\.plan"):
         rig.open()
 
 
@@ -514,8 +525,8 @@ def test_a_plan_that_does_not_load_is_reported_with_tensorrts_words(make_rig):
 
     with pytest.raises(
         BundleError,
-        match=r"TensorRT 11.4.0.106 cannot load trt/plan-0.plan: Magic tag does not match; "
-        r"rebuild with 'la-export plan BUNDLE --target trt'",
+        match=r"TensorRT 11.4.0.106 cannot load the engine of trt/plan-0.plan: Magic tag does not "
+        r"match; rebuild with 'la-export plan BUNDLE --target trt'",
     ):
         rig.open()
 

@@ -112,14 +112,16 @@ def test_a_plan_of_its_own_is_preferred_to_a_shared_one():
 
 
 def test_a_length_that_no_plan_serves_is_refused():
-    with pytest.raises(UsageError, match=r"no plan for k = 9: .* trt are for k = 0, 2, 8; choose"):
+    with pytest.raises(
+        UsageError, match=r"no plan for k = 9: .* trt are for k = 0, 2, 8; choose no larger one"
+    ):
         choose_plan(PER_K, PlanTarget.TRT, 9)
 
 
 def test_a_bundle_without_a_plan_for_the_target_is_refused():
     with pytest.raises(
         BundleError,
-        match="no plan for target trt-rtx; rebuild with 'la-export plan BUNDLE --target trt-rtx'",
+        match="no plan for target trt-rtx; make one with 'la-export plan BUNDLE --target trt-rtx'",
     ):
         choose_plan(make_manifest(make_plan()), PlanTarget.TRT_RTX, 4)
 
@@ -178,7 +180,7 @@ def test_a_plan_loads_in_its_own_version_or_in_later_ones_if_built_so(version, i
         check_host(plan, version, H200)
         return
     with pytest.raises(
-        HostError, match=f"TensorRT 11.4.0.106; here is TensorRT {version}: install"
+        HostError, match=f"TensorRT 11.4.0.106; here is TensorRT {version}: install the other"
     ):
         check_host(plan, version, H200)
 
