@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from pydantic import ValidationError
@@ -22,20 +23,23 @@ __all__ = [
 ]
 
 TOP_C: Final = 8
+_CAPACITY_STEP: Final = 8
 
 
 def scatter_capacity(context: int, *, prefill_chunk: int, k_max: int) -> int:
     """Cache places per sequence in cache form `scatter`.
 
     Behind the context lies room for the widest pass, all of whose rows are written: a chunk of a
-    prompt with the first group behind it, or a step of the full layout.
+    prompt with the first group behind it, or a step of the full layout. It is a multiple of 8, so
+    that a sequence ends at one of the 256 bytes to which GPUs want memory aligned.
 
     Args:
         context: positions to serve.
         prefill_chunk: most prompt tokens of a pass.
         k_max: largest lookahead length.
     """
-    return context + max(min(prefill_chunk, context) + k_max, (k_max + 1) ** 2)
+    places = context + max(min(prefill_chunk, context) + k_max, (k_max + 1) ** 2)
+    return math.ceil(places / _CAPACITY_STEP) * _CAPACITY_STEP
 
 
 def make_contract(

@@ -403,7 +403,7 @@ def test_graph_that_a_tensorrt_refuses_costs_the_bundle_only_when_that_was_named
         (root / "trt" / "trt-rtx" / "k2.plan").write_bytes(b"the one that went well")
         raise PlanError("no plan of model.onnx")
 
-    monkeypatch.setattr(pipeline, "check_plan_options", lambda _: None)
+    monkeypatch.setattr(pipeline, "check_plan_options", lambda _: Choice(installation=None))
     monkeypatch.setattr(pipeline, "build_plans", refuse)
     options = _options(make_checkpoint(num_hidden_layers=1), tmp_path / "out")
     plans = PlanOptions(target=target)

@@ -16,12 +16,12 @@ from la_runtime.errors import CheckpointError
     [
         # A chunk and a group behind it is the widest pass.
         (8192, 512, 8, 8192 + 512 + 8),
-        # No chunk is longer than the context.
-        (256, 512, 4, 256 + 256 + 4),
+        # All of it rounded up to a multiple of 8. No chunk is longer than the context.
+        (256, 512, 4, 256 + 256 + 4 + 4),
         # A step of the full layout is wider than the chunk.
-        (64, 16, 8, 64 + 81),
-        (64, 73, 8, 64 + 81),
-        (64, 1, 1, 64 + 4),
+        (64, 16, 8, 64 + 81 + 7),
+        (64, 73, 8, 64 + 81 + 7),
+        (64, 1, 1, 64 + 4 + 4),
     ],
 )
 def test_capacity_has_room_for_the_widest_pass_behind_the_context(

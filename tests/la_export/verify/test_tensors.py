@@ -23,6 +23,7 @@ from la_export.verify.ladder import QUICK, Ladder
 from la_export.verify.probes import BorrowedBackend
 from la_export.verify.rungs import RUNGS, skip_tensors
 from la_export.verify.rungs.tensors import TENSORS, check_tensors
+from la_export.verify.tolerance import tolerance_of
 from la_runtime.backends import open_backend
 from la_runtime.backends.base import Backend
 from la_runtime.bundle import open_bundle, read_manifest, seal_bundle
@@ -125,7 +126,7 @@ def test_halves_are_compared_within_their_own_bound(tiny, tmp_path, cache_form) 
         finding = climb_on(backend, bundle)
 
     assert finding.status is Status.PASSED, finding.explanation
-    assert finding.figures[1].bound == pytest.approx(1e-2)
+    assert finding.figures[1].bound == tolerance_of(read_manifest(bundle).contract).logits
 
 
 def test_a_bundle_that_the_cpu_cannot_compute_is_compared_with_its_float32_twin(
