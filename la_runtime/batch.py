@@ -89,9 +89,7 @@ class BlockPolicy:
             raise UsageError("exact cache sizing needs a block width; use BlockPolicy.fixed_width")
 
     @classmethod
-    def within(
-        cls, limits: PassLimits, *, k_max: int, widths: tuple[int, ...] = ()
-    ) -> BlockPolicy:
+    def within(cls, limits: PassLimits, *, k_max: int, widths: tuple[int, ...] = ()) -> BlockPolicy:
         """The default policy where no pass is larger than the backend can run.
 
         Args:

@@ -259,9 +259,7 @@ def open_source(manifest: Manifest, model: str | None, *, threads: int) -> Check
             f"the checkpoint to compare with cannot be opened: {error}; name it with --model, or "
             "use --reference self"
         ) from error
-    return CheckpointSource(
-        checkpoint, threads=threads, weights=manifest.contract.compute_dtype
-    )
+    return CheckpointSource(checkpoint, threads=threads, weights=manifest.contract.compute_dtype)
 
 
 def _check_weights(name: str, source: ModelSource, manifest: Manifest) -> None:

@@ -63,9 +63,7 @@ def check_endings(ladder: Ladder) -> Finding:
                 near_ties.setdefault(place, line)
             elif verdict is Verdict.DIFFERENT:
                 problems.append(line)
-    problems += refuse_near_ties(
-        tuple(near_ties.values()), len(plain.token_ids), ladder.tolerance
-    )
+    problems += refuse_near_ties(tuple(near_ties.values()), len(plain.token_ids), ladder.tolerance)
     return Finding(
         figures=(
             Figure(name="endings", value=endings),

@@ -98,7 +98,11 @@ class LogitDifferences:
         disagreement = 1.0 - self.agreed / max(self.rows, 1)
         return (
             Figure(name="largest difference", value=self.largest),
-            Figure(name="largest share of the range", value=self.largest_share, bound=self.tolerance.logits),
+            Figure(
+                name="largest share of the range",
+                value=self.largest_share,
+                bound=self.tolerance.logits,
+            ),
             Figure(name="mean difference", value=self.total / max(self.count, 1)),
             Figure(name="top-1 disagreement", value=disagreement, bound=0.0),
             Figure(name="largest KL", value=self.largest_kl, bound=self.tolerance.kl),
@@ -190,7 +194,11 @@ def check_slot_logits(ladder: Ladder) -> Finding:
             _compare_slots(ladder, prompt, name, vectors, differences)
     return Finding(
         figures=(
-            Figure(name="largest share of the range", value=own.largest_share, bound=ladder.tolerance.logits),
+            Figure(
+                name="largest share of the range",
+                value=own.largest_share,
+                bound=ladder.tolerance.logits,
+            ),
             Figure(
                 name="the same with random vectors",
                 value=distinct.largest_share,

@@ -42,7 +42,7 @@ def test_contract_states_dtype_form_and_capacity(
     scatter = make_contract(
         checkpoint, 2, dtype=dtype, cache_form=CacheForm.SCATTER, prefill_chunk=40
     )
-    assert (scatter.cache_form, scatter.capacity) == (CacheForm.SCATTER, 142)
+    assert (scatter.cache_form, scatter.capacity) == (CacheForm.SCATTER, 144)
 
 
 def test_sizes_that_make_no_model_are_one_clear_error(

@@ -92,7 +92,8 @@ def test_the_shape_is_that_of_the_contract(variant, report_of) -> None:
     )
     assert (shape.hidden_size, shape.vocab_size) == (contract.hidden_size, contract.vocab_size)
     assert shape.context == manifest.model.context
-    assert scatter_capacity(shape.context, prefill_chunk=8, k_max=2) == -(-(shape.context + 10) // 8) * 8
+    capacity = scatter_capacity(shape.context, prefill_chunk=8, k_max=2)
+    assert capacity - 8 < shape.context + 10 <= capacity
 
 
 @pytest.mark.slow
