@@ -113,6 +113,7 @@ def test_a_graph_on_the_provider_asked_for_is_accepted(profile):
         (make_node("Cast", [("int64", (1,))], [("float", (1,))]), False),
         (make_node("Gather", [("float", (8, 64)), ("int64", (1,))], [("float", (1, 64))]), False),
         (make_node("Expand", [("int64", (1, 1)), ("int64", (2,))], [("int64", (1, 9))]), False),
+        (make_node("ReduceProd", [("int64", (1, 512))], [("int64", (1,))]), False),
         (make_node("TopK", [("int64", (8,)), ("int64", (1,))], [("int64", (4,))]), False),
         (make_node("Shape", [("float16", (1, 9, 64))], [("int64", (3,))]), True),
     ],
