@@ -13,7 +13,7 @@ A sequence that fails leaves the batch alone; the others do not notice.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
 from la_runtime.backends.base import (
@@ -66,6 +66,7 @@ class BlockPolicy:
             tokens, so that reading a long prompt takes no more memory than a short one.
         cache_sizing: see `CacheSizing`.
         most_rows: widest block that the backend can run; None if any will do.
+        most_scored: most rows of a sequence whose scores it can compute; None for all.
 
     Raises:
         UsageError: a value is out of range.
@@ -76,6 +77,7 @@ class BlockPolicy:
     prefill_scores: int = DEFAULT_PREFILL_SCORES
     cache_sizing: CacheSizing = CacheSizing.STEPPED
     most_rows: int | None = None
+    most_scored: int | None = None
 
     def __post_init__(self) -> None:
         if self.prefill_chunk < 1:
@@ -97,10 +99,18 @@ class BlockPolicy:
             k_max: lookaheads that may follow the last chunk of a prompt.
             widths: see `BlockPolicy`.
         """
+        policy = cls(widths=widths).limited(limits)
         if limits.block is None:
-            return cls(widths=widths)
-        chunk = min(DEFAULT_PREFILL_CHUNK, limits.block - k_max)
-        return cls(widths=widths, prefill_chunk=chunk, most_rows=limits.block)
+            return policy
+        return replace(policy, prefill_chunk=min(policy.prefill_chunk, limits.block - k_max))
+
+    def limited(self, limits: PassLimits) -> BlockPolicy:
+        """The same for a backend with these limits.
+
+        Raises:
+            UsageError: its widths exceed them.
+        """
+        return replace(self, most_rows=limits.block, most_scored=limits.rows)
 
     @classmethod
     def fixed_width(cls, width: int, *, k_max: int) -> BlockPolicy:
@@ -118,8 +128,10 @@ class BlockPolicy:
 
     @property
     def least_scored(self) -> int:
-        """Rows whose scores every pass computes: all of them at a fixed width."""
-        return max(self.widths) if self.cache_sizing is CacheSizing.EXACT else 1
+        """Rows whose scores every pass computes: at a fixed width all, or as many as can be."""
+        if self.cache_sizing is not CacheSizing.EXACT:
+            return 1
+        return min(max(self.widths), self.most_scored or max(self.widths))
 
     def chunk_len(self, *, batch: int, num_cached: int) -> int:
         """Most prompt tokens of the next pass: `prefill_chunk`, halved while scores are too many.

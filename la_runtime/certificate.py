@@ -218,8 +218,8 @@ def check_unchanged(bundle: Bundle) -> Manifest:
         ) from error
     if _identity(current) != _identity(bundle.manifest):
         raise BundleError(
-            f"bundle {bundle.root} changed while it was verified, so nothing is written into it; "
-            "verify it again"
+            f"bundle {bundle.root} changed in the meantime, so nothing is written into it; "
+            "run the command again"
         )
     return current
 

@@ -214,7 +214,7 @@ class Engine:
         runner = open_backend(backend, bundle, threads=threads, k=chosen_k)
         try:
             if policy is not None:
-                policy = replace(policy, most_rows=runner.limits.block)
+                policy = policy.limited(runner.limits)
             largest_batch = _find_max_batch(
                 max_batch or (None if fixed_width is None else 1), runner.limits.batch
             )

@@ -30,8 +30,8 @@ __all__ = [
 
 PREFILL: Final = "prefill"
 STEP: Final = "step"
-# Texts are checked some rows at a time, whatever k is.
-_LEAST_SCORED_ROWS: Final = 32
+# Beside the widest step: whoever verifies a plan scores every row of passes this much wider.
+_MORE_SCORED_ROWS: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ def resolve_sizes(
 def make_prefill_profile(contract: Contract, sizes: Sizes, *, k: int) -> PlanProfile:
     """The profile of passes that read a prompt, up to a whole chunk and a group behind it."""
     widest = sizes.prefill_chunk + k
-    most_scored = min(max(Layout.FULL.max_rows(k), _LEAST_SCORED_ROWS), widest)
+    most_scored = min(Layout.FULL.max_rows(k) + _MORE_SCORED_ROWS, widest)
     return PlanProfile(
         name=PREFILL,
         k=k,

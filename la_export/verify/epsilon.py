@@ -19,11 +19,13 @@ EPSILON_FACTOR = 4
 def read_logits(
     backend: Backend, token_ids: Sequence[int], *, width: int, context: int
 ) -> Iterator[NDArray[np.float32]]:
-    """Logits of a text, read `width` rows a pass.
+    """Logits of a text, read `width` rows a pass, or as many as the backend can.
 
     Yields:
         [rows, vocab_size] per pass; a view, valid until the next one.
     """
+    limits = backend.limits
+    width = min(width, limits.block or width, limits.rows or width)
     state = backend.allocate(1, CacheSizing.STEPPED)
     for start in range(0, len(token_ids), width):
         part = tuple(token_ids[start : start + width])

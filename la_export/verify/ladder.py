@@ -7,6 +7,7 @@ first asked for.
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -70,6 +71,7 @@ _QUESTION: Final = "Why?"
 _ROOM_FOR_BLOCKS: Final = 6
 # Some rungs read a whole text in one pass, or pad every pass to one width.
 _LEAST_BLOCK: Final = 320
+_LEAST_BATCH: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,6 +249,11 @@ class Ladder:
         return tolerance_of(self.manifest.contract)
 
     @property
+    def most_scored(self) -> int:
+        """Most rows of a sequence whose scores one pass can compute."""
+        return self.backend.limits.rows or sys.maxsize
+
+    @property
     def new_tokens(self) -> int:
         """Tokens to decode, as many as fit behind the longest prompt."""
         return min(self.settings.new_tokens, self.context - self._longest_prompt)
@@ -267,6 +274,12 @@ class Ladder:
             raise NotRunError(
                 f"passes of this bundle have at most {most} rows, and verifying needs {needed}; "
                 f"build it with --prefill-chunk {needed} or more"
+            )
+        batch = self.backend.limits.batch
+        if batch is not None and batch < _LEAST_BATCH:
+            raise NotRunError(
+                f"passes of this plan have at most {batch} sequences, and verifying needs "
+                f"{_LEAST_BATCH}; build plans with --max-batch {_LEAST_BATCH} or more"
             )
 
     def _check_template(self) -> None:

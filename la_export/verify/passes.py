@@ -58,9 +58,10 @@ def score_rows(
     *,
     context: int,
     widths: tuple[int, ...] = (),
+    scored_from: int = 0,
 ) -> NDArray[np.float32]:
-    """[rows, vocab_size] logits of one sequence's pass; see `score_batch`."""
-    part = Part(rows=rows, token_ids=tuple(token_ids), scored_from=0)
+    """[rows, vocab_size] logits of one sequence's pass; see `score_batch` and `Part`."""
+    part = Part(rows=rows, token_ids=tuple(token_ids), scored_from=scored_from)
     logits: NDArray[np.float32] = score_batch(
         backend, state, [part], context=context, widths=widths
     )[0]

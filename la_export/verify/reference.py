@@ -121,7 +121,8 @@ class OwnReference:
         count = len(token_ids)
         positions = range(count) if position_ids is None else position_ids
         state = self._backend.allocate(1, CacheSizing.EXACT)
-        step = self._backend.limits.block or count
+        limits = self._backend.limits
+        step = min(limits.block or count, limits.rows or count)
         logits = [
             self._run(state, token_ids[start : start + step], positions[start : start + step])
             for start in range(0, count, step)

@@ -47,11 +47,13 @@ class PassLimits:
     Args:
         batch: sequences.
         block: rows per sequence, padding included.
+        rows: rows per sequence whose scores it can compute.
         places: cache places a sequence may have committed before a pass.
     """
 
     batch: int | None = None
     block: int | None = None
+    rows: int | None = None
     places: int | None = None
 
 

@@ -162,7 +162,12 @@ def plan_limits(plan: PlanFacts, contract: Contract, *, context: int) -> PassLim
         context: positions the model has.
     """
     places = context if contract.capacity is not None else _most(plan, Axis.PAST)
-    return PassLimits(batch=_most(plan, Axis.BATCH), block=_most(plan, Axis.BLOCK), places=places)
+    return PassLimits(
+        batch=_most(plan, Axis.BATCH),
+        block=_most(plan, Axis.BLOCK),
+        rows=_most(plan, Axis.ROWS),
+        places=places,
+    )
 
 
 def plan_room(plan: PlanFacts, contract: Contract) -> Room:

@@ -207,7 +207,7 @@ def test_nothing_is_withdrawn_from_another_bundle(bundle):
     (bundle.root / LOOKAHEAD_PATH).write_bytes(b"tuned")
     seal_bundle(bundle.root, manifest)
 
-    with pytest.raises(BundleError, match=r"changed while it was verified, so nothing is"):
+    with pytest.raises(BundleError, match=r"changed in the meantime, so nothing is"):
         withdraw_certificates(bundle, backend="ort-cpu")
 
     assert len(reopen(bundle).manifest.certificates) == 1
@@ -236,7 +236,7 @@ def test_a_bundle_rebuilt_in_the_meantime_gets_no_certificate(bundle):
     (bundle.root / LOOKAHEAD_PATH).write_bytes(b"tuned")
     seal_bundle(bundle.root, bundle.manifest)
 
-    with pytest.raises(BundleError, match=r"changed while it was verified, so nothing is written"):
+    with pytest.raises(BundleError, match=r"changed in the meantime, so nothing is written"):
         write_certificate(bundle, make_certificate(bundle))
 
     assert reopen(bundle).manifest.certificates == ()

@@ -80,20 +80,20 @@ def _compare_padded_logits(
     ladder: Ladder, batch: tuple[EncodedPrompt, ...]
 ) -> tuple[float, list[str]]:
     """Every row of one padded pass; the largest difference as a share of the range."""
+    texts = [prompt.token_ids[: ladder.most_scored] for prompt in batch]
     parts = [
-        Part(rows=make_rows(len(p.token_ids), (), ()), token_ids=p.token_ids, scored_from=0)
-        for p in batch
+        Part(rows=make_rows(len(text), (), ()), token_ids=text, scored_from=0) for text in texts
     ]
-    longest = max(len(prompt.token_ids) for prompt in batch)
+    longest = max(map(len, texts))
     state = ladder.backend.allocate(len(batch), CacheSizing.STEPPED)
     found = score_batch(
         ladder.backend, state, parts, context=ladder.context, widths=(longest + _EXTRA_WIDTH,)
     ).copy()
     state.close()
     largest, problems = 0.0, []
-    for prompt, logits in zip(batch, found, strict=True):
-        length = len(prompt.token_ids)
-        alone = read_text(ladder.backend, prompt.token_ids, width=length, context=ladder.context)
+    for prompt, text, logits in zip(batch, texts, found, strict=True):
+        length = len(text)
+        alone = read_text(ladder.backend, text, width=length, context=ladder.context)
         difference = np.abs(logits[:length] - alone)
         share = float(difference.max()) / (float(np.ptp(alone)) or 1.0)
         largest = max(largest, share)

@@ -70,7 +70,7 @@ def _run_with_slots(
     ladder: Ladder, prompt: EncodedPrompt, k: int, layout: Layout
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Logits of the verified rows of a step and of the row after it, and of the step's slots."""
-    text = ladder.text(prompt)
+    text = ladder.text(prompt)[: ladder.most_scored - layout.max_rows(k)]
     num_drafts = min(k, len(prompt.token_ids) - 1, len(text) - 2)
     known = len(text) - 1 - num_drafts
     rows = make_rows(

@@ -134,7 +134,9 @@ def check_logits(ladder: Ladder) -> Finding:
         )
         differences.problems += [
             f"prompt {prompt.name}: {line}"
-            for line in describe_scores(ladder.backend, prompt.token_ids, context=ladder.context)
+            for line in describe_scores(
+                ladder.backend, prompt.token_ids[: ladder.most_scored], context=ladder.context
+            )
         ]
     num_positions = differences.rows
     num_read = 0
@@ -227,7 +229,14 @@ def _compare_slots(
     state = ladder.backend.allocate(1, CacheSizing.STEPPED)
     if cached:
         rows = make_rows(cached, (), ())
-        score_rows(ladder.backend, state, text[:cached], rows, context=ladder.context)
+        score_rows(
+            ladder.backend,
+            state,
+            text[:cached],
+            rows,
+            context=ladder.context,
+            scored_from=cached - 1,
+        )
         ladder.backend.commit(state, [range(cached)])
     rows = make_rows(1, tuple(range(num_drafts)), groups, group_mask=group_mask)
     logits = score_rows(ladder.backend, state, text[cached:], rows, context=ladder.context).copy()

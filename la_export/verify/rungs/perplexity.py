@@ -27,9 +27,10 @@ def check_perplexity(ladder: Ladder) -> Finding:
     if k < 1:
         return Finding(skipped="the context leaves no room for a text and a lookahead")
     text = ladder.long_text[: min(ladder.settings.perplexity_tokens, ladder.context - k)]
-    narrow = _perplexity(ladder, text, num_slots=0, widths=())
-    padded = _perplexity(ladder, text, num_slots=0, widths=(_CHUNK + k,))
-    present = _perplexity(ladder, text, num_slots=k, widths=(_CHUNK + k,))
+    chunk = min(_CHUNK, ladder.most_scored - k)
+    narrow = _perplexity(ladder, text, chunk=chunk, num_slots=0, widths=())
+    padded = _perplexity(ladder, text, chunk=chunk, num_slots=0, widths=(chunk + k,))
+    present = _perplexity(ladder, text, chunk=chunk, num_slots=k, widths=(chunk + k,))
     change = abs(present - narrow) / narrow
     return Finding(
         figures=(
@@ -44,21 +45,26 @@ def check_perplexity(ladder: Ladder) -> Finding:
 
 
 def _perplexity(
-    ladder: Ladder, text: tuple[int, ...], *, num_slots: int, widths: tuple[int, ...]
+    ladder: Ladder,
+    text: tuple[int, ...],
+    *,
+    chunk: int,
+    num_slots: int,
+    widths: tuple[int, ...],
 ) -> float:
     """Exponential of the mean negative log-probability of each token after those before it."""
     groups = (Group(0, num_slots),) if num_slots else ()
     state = ladder.backend.allocate(1, CacheSizing.STEPPED)
     losses: list[float] = []
-    for start in range(0, len(text) - 1, _CHUNK):
-        chunk = text[start : min(start + _CHUNK, len(text) - 1)]
-        rows = make_rows(len(chunk), (), groups, group_mask=ladder.manifest.lookahead.group_mask)
+    for start in range(0, len(text) - 1, chunk):
+        read = text[start : min(start + chunk, len(text) - 1)]
+        rows = make_rows(len(read), (), groups, group_mask=ladder.manifest.lookahead.group_mask)
         logits = score_rows(
-            ladder.backend, state, chunk, rows, context=ladder.context, widths=widths
+            ladder.backend, state, read, rows, context=ladder.context, widths=widths
         )
-        targets = text[start + 1 : start + 1 + len(chunk)]
-        losses += _losses(logits[: len(chunk)], targets)
-        ladder.backend.commit(state, [range(len(chunk))])
+        targets = text[start + 1 : start + 1 + len(read)]
+        losses += _losses(logits[: len(read)], targets)
+        ladder.backend.commit(state, [range(len(read))])
     state.close()
     return float(np.exp(np.mean(losses)))
 

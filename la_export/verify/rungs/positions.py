@@ -70,21 +70,28 @@ def check_last_positions(ladder: Ladder) -> Finding:
 def _read_at(
     ladder: Ladder, token_ids: tuple[int, ...], positions: list[int]
 ) -> NDArray[np.float32]:
-    """[tokens, vocab_size] of one pass with its rows at these positions."""
-    rows = make_rows(len(token_ids), (), ())
-    state = ladder.backend.allocate(1, CacheSizing.STEPPED)
-    inputs = make_step_inputs(
-        [Part(rows=rows, token_ids=token_ids, scored_from=0)],
-        state,
-        ladder.backend.contract,
-        context=ladder.context,
-        widths=(),
-        outputs=Outputs.LOGITS,
-    )
-    inputs = replace(inputs, position_ids=np.asarray([positions], dtype=np.int64))
-    logits: NDArray[np.float32] = ladder.backend.forward(state, inputs).logits()[0].copy()
+    """[tokens, vocab_size] of a text at these positions, read in as few passes as can be."""
+    backend = ladder.backend
+    state = backend.allocate(1, CacheSizing.STEPPED)
+    found = []
+    step = min(len(token_ids), ladder.most_scored)
+    for start in range(0, len(token_ids), step):
+        part = token_ids[start : start + step]
+        inputs = make_step_inputs(
+            [Part(rows=make_rows(len(part), (), ()), token_ids=part, scored_from=0)],
+            state,
+            backend.contract,
+            context=ladder.context,
+            widths=(),
+            outputs=Outputs.LOGITS,
+        )
+        inputs = replace(
+            inputs, position_ids=np.asarray([positions[start : start + step]], dtype=np.int64)
+        )
+        found.append(backend.forward(state, inputs).logits()[0].copy())
+        backend.commit(state, [range(len(part))])
     state.close()
-    return logits
+    return np.concatenate(found)
 
 
 def _fill_context(ladder: Ladder) -> tuple[list[str], int]:

@@ -318,7 +318,7 @@ def test_a_bundle_rebuilt_in_the_meantime_gets_nothing(tiny, tmp_path):
     (copy / "chat_template.jinja").write_text("another")
     seal_bundle(copy, bundle.manifest)
 
-    with pytest.raises(BundleError, match="changed while it was verified, so nothing is written"):
+    with pytest.raises(BundleError, match="changed in the meantime, so nothing is written"):
         publish(make_report(Status.FAILED, bundle=copy), bundle, certify=True)
 
     assert not (copy / "reports").exists()

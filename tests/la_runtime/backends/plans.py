@@ -58,7 +58,7 @@ def with_plans(folder: Path, destination: Path, *changes: dict[str, Any]) -> Bun
         }
         plan = PlanFacts(**(facts | change))
         path = destination / plan.path
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(make_plan_bytes(plan, contract, bundle.path(manifest.graph)))
         files[plan.path] = hash_file(path)
         plans.append(plan)

@@ -33,18 +33,12 @@ from tests.la_runtime.backends.conformance import BackendConformance, fresh_logi
 from tests.la_runtime.backends.numpy_device import NumpyDevice
 from tests.la_runtime.backends.plans import make_profile, with_plans
 from tests.tensorrt_api.engine import make_tensorrt
+from tests.tensorrt_api.host import H200, make_host
 
 # Float sums run in another order for other widths and other numbers of keys. Observed on logits of
 # a range of 7: 2e-6 in fp32; in fp16 1.5e-3, where a last place of such a logit is 4e-3.
 LOGIT_TOLERANCES = {"fp32": 1e-4, "fp16": 1e-2}
 FORMS = [(precision, form) for precision in LOGIT_TOLERANCES for form in CacheForm]
-H200 = Gpu(
-    name="NVIDIA H200",
-    compute_capability="SM90",
-    driver="580.65.06",
-    cuda="13.0",
-    total_memory_bytes=150_000_000_000,
-)
 
 
 class TestTrt(BackendConformance):
@@ -685,19 +679,7 @@ def test_a_closed_backend_says_so_gives_all_back_and_may_be_closed_again(make_ri
 def host(monkeypatch):
     """A machine with an H200 and TensorRT, both fake; attributes may be changed."""
 
-    host = SimpleNamespace(gpu=H200, device=NumpyDevice())
-    host.modules = {"tensorrt": make_tensorrt(host.device).module}
-
-    def import_module(name):
-        if name not in host.modules:
-            raise ModuleNotFoundError(f"No module named '{name}'", name=name)
-        return host.modules[name]
-
-    for module in (trt_module, gpu_module):
-        monkeypatch.setattr(module, "read_gpu", lambda: host.gpu)
-    monkeypatch.setattr(trt_module, "CudaDevice", lambda: host.device)
-    monkeypatch.setattr(trt_engine.importlib, "import_module", import_module)
-    return host
+    return make_host(monkeypatch)
 
 
 def test_opening_takes_the_plan_for_the_wanted_length(tiny_bundle, tmp_path, host):
