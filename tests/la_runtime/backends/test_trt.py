@@ -6,7 +6,6 @@ import gc
 import json
 import logging
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,11 +17,8 @@ from la_export.plan.profiles import (
     make_step_profile,
     resolve_sizes,
 )
-from la_runtime.backends import gpu as gpu_module
 from la_runtime.backends import trt as trt_module
-from la_runtime.backends import trt_engine
 from la_runtime.backends.base import CacheSizing, Outputs, PassLimits
-from la_runtime.backends.gpu import Gpu
 from la_runtime.backends.trt import TrtBackend
 from la_runtime.bundle import Bundle, open_bundle
 from la_runtime.contract import CacheForm, Dtype, Name
@@ -33,7 +29,7 @@ from tests.la_runtime.backends.conformance import BackendConformance, fresh_logi
 from tests.la_runtime.backends.numpy_device import NumpyDevice
 from tests.la_runtime.backends.plans import make_profile, with_plans
 from tests.tensorrt_api.engine import make_tensorrt
-from tests.tensorrt_api.host import H200, make_host
+from tests.tensorrt_api.host import make_host
 
 # Float sums run in another order for other widths and other numbers of keys. Observed on logits of
 # a range of 7: 2e-6 in fp32; in fp16 1.5e-3, where a last place of such a logit is 4e-3.
