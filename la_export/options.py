@@ -48,7 +48,7 @@ class BuildOptions:
         lookahead_lengths: values of k the bundle serves, 0 to `LARGEST_K`; 0 decodes plainly.
         precision: what weights, activations and cache are held in.
         cache_form: how K/V reach the cache.
-        prefill_chunk: most prompt tokens of a pass; cache form `scatter` keeps room for them.
+        prefill_chunk: prompt tokens that a pass of cache form `scatter` has room for.
         out: the bundle's folder; `engines/<name>` when not given.
         context: positions to serve; the model's own limit when not given.
         revision: hub revision.

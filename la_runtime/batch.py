@@ -84,8 +84,8 @@ class BlockPolicy:
             raise UsageError(f"prefill_chunk must be at least 1, got {self.prefill_chunk}")
         if self.most_rows is not None and max(self.widths, default=1) > self.most_rows:
             raise UsageError(
-                f"block width {max(self.widths)} is more than the {self.most_rows} rows that a "
-                "pass of this bundle can have; choose a smaller one"
+                f"block width {max(self.widths, default=1)} is more than the {self.most_rows} rows "
+                "that a pass of this bundle can have; choose a smaller one"
             )
         if self.cache_sizing is CacheSizing.EXACT and not self.widths:
             raise UsageError("exact cache sizing needs a block width; use BlockPolicy.fixed_width")
@@ -96,13 +96,15 @@ class BlockPolicy:
 
         Args:
             limits: of the backend.
-            k_max: lookaheads that may follow the last chunk of a prompt.
+            k_max: lookaheads that may follow the last chunk of a prompt, unless the limits say
+                how many.
             widths: see `BlockPolicy`.
         """
         policy = cls(widths=widths).limited(limits)
         if limits.block is None:
             return policy
-        return replace(policy, prefill_chunk=min(policy.prefill_chunk, limits.block - k_max))
+        room = limits.block - (k_max if limits.k is None else limits.k)
+        return replace(policy, prefill_chunk=max(1, min(policy.prefill_chunk, room)))
 
     def limited(self, limits: PassLimits) -> BlockPolicy:
         """The same for a backend with these limits.

@@ -14,7 +14,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -207,6 +207,19 @@ class Manifest(Record):
                 raise ValueError(f"expected end tokens below {vocab_size}, got {token_id}")
         return model
 
+    @field_validator("model")
+    @classmethod
+    def _check_capacity(cls, model: ModelFacts, info: ValidationInfo) -> ModelFacts:
+        contract = info.data.get("contract")
+        if isinstance(contract, Contract) and contract.capacity is not None:
+            least = model.context + contract.k_max + 1
+            if contract.capacity < least:
+                raise ValueError(
+                    f"expected a cache capacity of {least} or more behind a context of "
+                    f"{model.context}, got {contract.capacity}"
+                )
+        return model
+
     @field_validator("plans")
     @classmethod
     def _check_plans(
@@ -258,7 +271,12 @@ class Bundle:
         return relative in self.manifest.files
 
 
-def open_bundle(path: str | os.PathLike[str], *, digests: DigestCheck = DigestCheck.FULL) -> Bundle:
+def open_bundle(
+    path: str | os.PathLike[str],
+    *,
+    digests: DigestCheck = DigestCheck.FULL,
+    check: Callable[[Manifest], None] | None = None,
+) -> Bundle:
     """Open a bundle: schema, contract version, paths, strays, sizes and digests, in that order.
 
     Nothing but the manifest is parsed before every digest has been compared.
@@ -266,6 +284,7 @@ def open_bundle(path: str | os.PathLike[str], *, digests: DigestCheck = DigestCh
     Args:
         path: the bundle's folder.
         digests: how digests are checked.
+        check: refuses a manifest by raising, before any digest is computed.
 
     Raises:
         UsageError: no folder there.
@@ -287,6 +306,8 @@ def open_bundle(path: str | os.PathLike[str], *, digests: DigestCheck = DigestCh
         )
     try:
         manifest = read_manifest(root)
+        if check is not None:
+            check(manifest)
         _check_no_strays(root, manifest)
         for relative, entry in manifest.files.items():
             _check_file(root, relative, entry, digests)

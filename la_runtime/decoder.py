@@ -30,8 +30,6 @@ __all__ = [
     "TokenListener",
 ]
 
-# Margin below which two tokens may change places between a narrow and a wide fp32 pass; the most
-# that a measured one may be.
 # Most that the margin of a near-tie can be, by the dtype a graph computes in: what counts where
 # no verification has measured it. A float16 logit near 32 is a multiple of 1/32.
 LARGEST_EPSILON: Final = {Dtype.FLOAT32: 1e-3, Dtype.FLOAT16: 0.5, Dtype.BFLOAT16: 4.0}
@@ -178,10 +176,16 @@ class Decoder:
             )
 
     def _resolve_k(self, params: SamplingParams) -> int:
-        k_max = self.backend.contract.k_max
-        k = k_max if params.k is None else params.k
+        k_max, served = self.backend.contract.k_max, self.backend.limits.k
+        most = k_max if served is None else served
+        k = most if params.k is None else params.k
         if k > k_max:
             raise UsageError(f"k must be at most the bundle's {k_max}, got {k}")
+        if k > most:
+            raise UsageError(
+                f"k must be at most {most}, that of the plan that was opened, got {k}; open the "
+                f"engine with k={k}"
+            )
         return k
 
     def _check_stop_ids(self, params: SamplingParams) -> None:

@@ -19,6 +19,7 @@ from typing import Any, Final, Unpack, cast, overload
 import numpy as np
 
 from la_runtime.backends import check_backend, open_backend, read_processor
+from la_runtime.backends.availability import check_precision
 from la_runtime.backends.base import Backend
 from la_runtime.batch import BlockPolicy
 from la_runtime.bundle import Bundle, open_bundle
@@ -203,7 +204,11 @@ class Engine:
             )
         max_queue = _check_int("max_queue", max_queue, at_least=1)
         check_backend(backend)
-        bundle = open_bundle(path, digests=_parse_digests(digests))
+        bundle = open_bundle(
+            path,
+            digests=_parse_digests(digests),
+            check=lambda manifest: check_precision(backend, manifest.contract),
+        )
         built = max(bundle.manifest.lookahead_lengths)
         chosen_k = built if k is None else k
         _check_k(chosen_k, built)

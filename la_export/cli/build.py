@@ -53,7 +53,7 @@ __all__ = ["build_command"]
     default=DEFAULT_PREFILL_CHUNK,
     show_default=True,
     metavar="N",
-    help="Most prompt tokens of a pass; scatter keeps room for them.",
+    help="Prompt tokens that a pass of a plan, or of cache form scatter, has room for.",
 )
 @click.option(
     "--out",

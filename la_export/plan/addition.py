@@ -72,6 +72,9 @@ def add_plans(
     if choice.installation is None:
         reasons = "; ".join(choice.skipped) or "target onnx has none"
         raise HostError(f"no plan can be built here: {reasons}; the bundle is as it was")
+    progress = progress or SilentPlanProgress()
+    for note in choice.notes:
+        progress.note(note)
     bundle = open_bundle(path)
     with write_bundle(path) as work:
         plans = build_plans_with(
@@ -80,7 +83,7 @@ def add_plans(
             options,
             graph=bundle.path(bundle.manifest.graph),
             destination=work,
-            progress=progress or SilentPlanProgress(),
+            progress=progress,
         )
         report = PlansReport(plans=plans, skipped=choice.skipped)
         manifest = _complete(bundle, work, report)

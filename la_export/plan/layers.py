@@ -1,7 +1,8 @@
 """What a builder says of the layers it made, counted. Knows the text, not TensorRT.
 
 With detailed verbosity a builder logs one message that names every layer of the plan. Layers of
-a second profile end in ``_myl1_<number>`` where those of the first end in ``_myl0_<number>``.
+a second profile end in ``_myl1_<number>`` where those of the first end in ``_myl0_<number>``, or in
+``[profile 1]``; where names say so, the numbers before it are no profiles.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ __all__ = ["LAYERS_PREFIX", "LayerCounts", "count_layers"]
 
 LAYERS_PREFIX: Final = "Layers:"
 _LAYER: Final = re.compile(r"^Name: (?P<name>.+?), LayerType: ", re.MULTILINE)
-_PROFILE: Final = re.compile(r"_myl(\d+)_\d+$")
-_FUSED_ATTENTION: Final = "_gemm_mha"
+_GRAPH: Final = re.compile(r"_myl(\d+)_\d+$")
+_PROFILE: Final = re.compile(r" \[profile (\d+)\]$")
+# Of many rows, and of one.
+_FUSED_ATTENTIONS: Final = ("_gemm_mha", "_gemv_mha")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,11 +28,12 @@ class LayerCounts:
 
     Args:
         num_layers: of all profiles.
-        fused_attentions: per profile, layers that are a whole attention in one kernel.
+        fused_attentions: per profile, layers that are a whole attention in one kernel; None where
+            none is known by its name, or the names do not tell the profiles apart.
     """
 
     num_layers: int
-    fused_attentions: tuple[int, ...]
+    fused_attentions: tuple[int, ...] | None
 
 
 def count_layers(message: str, *, num_profiles: int) -> LayerCounts:
@@ -40,13 +44,14 @@ def count_layers(message: str, *, num_profiles: int) -> LayerCounts:
         num_profiles: that the plan was built with.
     """
     names = [match["name"] for match in _LAYER.finditer(message)]
-    fused = Counter(_profile_of(name) for name in names if name.startswith(_FUSED_ATTENTION))
+    pattern = _PROFILE if any(_PROFILE.search(name) for name in names) else _GRAPH
+    found = [(pattern.search(name), name.startswith(_FUSED_ATTENTIONS)) for name in names]
+    profiles = [(int(match[1]) if match else 0, is_fused) for match, is_fused in found]
+    fused = Counter(profile for profile, is_fused in profiles if is_fused)
+    is_known = fused and all(profile < num_profiles for profile, _ in profiles)
     return LayerCounts(
         num_layers=len(names),
-        fused_attentions=tuple(fused[profile] for profile in range(num_profiles)),
+        fused_attentions=tuple(fused[profile] for profile in range(num_profiles))
+        if is_known
+        else None,
     )
-
-
-def _profile_of(layer_name: str) -> int:
-    found = _PROFILE.search(layer_name)
-    return int(found[1]) if found else 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
@@ -16,6 +16,7 @@ from la_export.plan import api
 from la_export.plan.flavors import FLAVORS, Flavor
 from la_export.plan.options import Target
 from la_runtime.backends.gpu import Gpu, read_gpu
+from la_runtime.backends.trt_plan import RTX_COMPUTE_CAPABILITIES
 from la_runtime.errors import HostError
 from la_runtime.plans import PlanTarget
 
@@ -81,10 +82,12 @@ class Choice:
     Args:
         installation: what builds the plans; None if none are built.
         skipped: a line for each TensorRT that could not be used, with what to do.
+        notes: a line for whatever else is to be known before the plans are built.
     """
 
     installation: Installation | None
     skipped: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def choose_installation(target: Target, *, find_gpu: FindGpu = read_gpu) -> Choice:
@@ -108,8 +111,24 @@ def choose_installation(target: Target, *, find_gpu: FindGpu = read_gpu) -> Choi
         except HostError as error:
             skipped.append(str(error))
         else:
-            return Choice(installation=found, skipped=tuple(skipped))
+            notes = tuple(_note_unserved(found, find_gpu))
+            return Choice(installation=found, skipped=tuple(skipped), notes=notes)
     return Choice(installation=None, skipped=tuple(skipped))
+
+
+def _note_unserved(installation: Installation, find_gpu: FindGpu) -> Iterator[str]:
+    """Say when plans are built that this machine's own GPU cannot run."""
+    if installation.flavor.needs_gpu:
+        return
+    try:
+        gpu = find_gpu()
+    except HostError:
+        return
+    if gpu.compute_capability not in RTX_COMPUTE_CAPABILITIES:
+        yield (
+            f"{installation.title} builds no plans for this machine's {gpu.name}, "
+            f"{gpu.compute_capability}: they are for other GPUs; for this one use --target trt"
+        )
 
 
 def open_tensorrt(target: PlanTarget, *, find_gpu: FindGpu = read_gpu) -> Installation:

@@ -100,6 +100,10 @@ class PlanOptions:
         level = self.optimization_level
         if level is not None and not 0 <= level <= _MOST_OPTIMIZATION:
             raise UsageError(f"--opt-level must be from 0 to {_MOST_OPTIMIZATION}, got {level}")
+        # One that is named twice would be compiled twice.
+        object.__setattr__(
+            self, "compute_capabilities", tuple(dict.fromkeys(self.compute_capabilities))
+        )
         for name in self.compute_capabilities:
             if not _COMPUTE_CAPABILITY.fullmatch(name):
                 raise UsageError(

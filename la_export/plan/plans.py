@@ -105,13 +105,16 @@ def build_plans(
     choice = check_plan_options(options, find_gpu=find_gpu)
     if choice.installation is None:
         return PlansReport(plans=(), skipped=choice.skipped)
+    progress = progress or SilentPlanProgress()
+    for note in choice.notes:
+        progress.note(note)
     plans = build_plans_with(
         choice.installation,
         source,
         options,
         graph=root / source.graph,
         destination=root,
-        progress=progress or SilentPlanProgress(),
+        progress=progress,
     )
     return PlansReport(plans=plans, skipped=choice.skipped)
 

@@ -28,8 +28,10 @@ class Compiled:
 
     @property
     def fused_attentions(self) -> int | None:
-        """Attentions that one kernel computes, in the profile that has fewest of them."""
-        return None if self.layers is None else min(self.layers.fused_attentions)
+        """Attentions that one kernel computes, in the profile that has fewest; None if unknown."""
+        if self.layers is None or self.layers.fused_attentions is None:
+            return None
+        return min(self.layers.fused_attentions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,9 @@ from la_export.verify.report import (
 )
 from la_export.verify.rungs import RUNGS
 from la_runtime.backends import check_backend, open_backend, read_processor
+from la_runtime.backends.availability import check_precision
 from la_runtime.backends.base import Backend
+from la_runtime.backends.trt_plan import choose_plan
 from la_runtime.bundle import Bundle, Manifest, open_bundle
 from la_runtime.certificate import (
     SELF_REFERENCE,
@@ -40,6 +42,7 @@ from la_runtime.certificate import (
     write_certificate,
 )
 from la_runtime.errors import BundleError, ExitCode, LookaheadError, UsageError
+from la_runtime.plans import PlanFacts, PlanTarget
 
 __all__ = ["BISECTED_RUNGS", "Published", "VerifyOptions", "departs", "publish", "verify"]
 
@@ -105,20 +108,25 @@ def verify(
     began = time.perf_counter()
     is_torch = open_source is not None
     try:
-        bundle = open_bundle(options.bundle)
+        bundle = open_bundle(
+            options.bundle,
+            check=lambda manifest: check_precision(options.backend, manifest.contract),
+        )
         _check_lengths(options, bundle.manifest)
         source = None if open_source is None else open_source(bundle.manifest)
+        climbs = _climbs(options, bundle.manifest)
         climbed = []
         opening_s = 0.0
         departure = ""
-        for k in _opened_lengths(options, bundle.manifest):
+        for one in climbs:
             with closing(
-                open_backend(options.backend, bundle, threads=options.threads, k=k)
+                open_backend(options.backend, bundle, threads=options.threads, k=one.k)
             ) as backend:
-                ladder = _make_ladder(_within(options, bundle.manifest, k), bundle, backend, source)
+                chosen = replace(options, lookahead_lengths=one.lookahead_lengths)
+                ladder = _make_ladder(chosen, bundle, backend, source)
                 opening_s = opening_s or time.perf_counter() - began
                 results = climb(ladder, (*RUNGS, *further_rungs), progress)
-                climbed.append((f"plan for k={k}", results))
+                climbed.append((one.name, results))
                 if not departure and bisect is not None and source is not None and departs(results):
                     departure = _locate(bisect, bundle, source, _suspect(ladder, results))
         results = join_results(climbed)
@@ -126,28 +134,58 @@ def verify(
         results = _refused(str(error), seconds=time.perf_counter() - began)
         if progress is not None:
             progress.finish(results[0])
-        return _make_report(options, None, is_torch=is_torch, results=results), None
+        return _make_report(options, None, is_torch=is_torch, results=results, opened=()), None
     results = (replace(results[0], seconds=results[0].seconds + opening_s), *results[1:])
-    report = _make_report(options, ladder, is_torch=is_torch, results=results)
+    opened = tuple(one.plan for one in climbs if one.plan is not None)
+    report = _make_report(options, ladder, is_torch=is_torch, results=results, opened=opened)
     return replace(report, departure=departure), bundle
 
 
-def _opened_lengths(options: VerifyOptions, manifest: Manifest) -> tuple[int | None, ...]:
-    """The k whose plans are climbed one after another; None is all that this backend opens."""
-    plans = [plan for plan in manifest.plans if plan.target == options.backend]
-    if len(plans) < 2:
-        return (None,)
-    wanted = options.lookahead_lengths
-    lengths = {k for plan in plans for k in plan.lookahead_lengths if not wanted or k in wanted}
-    return tuple(sorted(lengths)) or (None,)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Climb:
+    """One ladder to climb.
+
+    Args:
+        name: what it is called beside others.
+        k: lookahead length to open the backend for; None for all that it opens.
+        lookahead_lengths: those to compare; those the bundle was built for when empty.
+        plan: path of the plan it runs; None without one.
+    """
+
+    name: str
+    k: int | None
+    lookahead_lengths: tuple[int, ...]
+    plan: str | None
 
 
-def _within(options: VerifyOptions, manifest: Manifest, k: int | None) -> VerifyOptions:
-    """The same with the lookahead lengths that the plan for k can run."""
-    if k is None:
-        return options
-    lengths = options.lookahead_lengths or manifest.lookahead_lengths
-    return replace(options, lookahead_lengths=tuple(n for n in lengths if n <= k) or (0,))
+def _climbs(options: VerifyOptions, manifest: Manifest) -> tuple[_Climb, ...]:
+    """One for the graph, or one for each plan that serves a length to verify.
+
+    Raises:
+        UsageError: no plan serves a length that was asked for.
+    """
+    asked = options.lookahead_lengths
+    plans = _plans_of(options, manifest)
+    if not plans:
+        return (_Climb(name=options.backend, k=None, lookahead_lengths=asked, plan=None),)
+    built = {k for plan in plans for k in plan.lookahead_lengths}
+    target = PlanTarget(options.backend)
+    serving = {choose_plan(manifest, target, k).path for k in asked or built}
+    lengths = sorted({*(asked or manifest.lookahead_lengths)} - {0})
+    climbs = []
+    for plan in plans:
+        k = max(plan.lookahead_lengths)
+        if plan.path in serving:
+            within = tuple(length for length in lengths if length <= k)
+            name = f"plan for k={k}"
+            climbs.append(_Climb(name=name, k=k, lookahead_lengths=within or (0,), plan=plan.path))
+    return tuple(climbs)
+
+
+def _plans_of(options: VerifyOptions, manifest: Manifest) -> list[PlanFacts]:
+    """The backend's plans, the one for the largest k last."""
+    plans = (plan for plan in manifest.plans if plan.target == options.backend)
+    return sorted(plans, key=lambda plan: max(plan.lookahead_lengths))
 
 
 def _make_ladder(
@@ -232,6 +270,7 @@ def _make_report(
     *,
     is_torch: bool,
     results: tuple[RungResult, ...],
+    opened: tuple[str, ...],
 ) -> LadderReport:
     epsilons = [
         figure.value
@@ -253,14 +292,20 @@ def _make_report(
         digests={} if ladder is None else certified_digests(ladder.manifest, options.backend),
         num_prompts=0 if ladder is None else len(ladder.prompts),
         prompts_sha256=hash_prompts(options.prompts or PROMPTS[: options.settings.prompts]),
-        left_out=() if ladder is None else tuple(_left_out(options, ladder)),
+        left_out=() if ladder is None else tuple(_left_out(options, ladder, opened)),
         results=results,
     )
 
 
-def _left_out(options: VerifyOptions, ladder: Ladder) -> Iterator[str]:
+def _left_out(options: VerifyOptions, ladder: Ladder, opened: tuple[str, ...]) -> Iterator[str]:
     """What a certificate asks for beside a full run's thoroughness."""
-    missing = sorted({*ladder.manifest.lookahead_lengths} - {0, *ladder.lookahead_lengths})
+    manifest = ladder.manifest
+    plans = _plans_of(options, manifest)
+    unopened = [plan.path for plan in plans if plan.path not in opened]
+    if unopened:
+        yield f"the plan {', '.join(unopened)}; leave --k out"
+    built = {k for plan in plans for k in plan.lookahead_lengths} or {*manifest.lookahead_lengths}
+    missing = sorted(built - {0, *ladder.lookahead_lengths})
     if missing:
         yield f"lookahead length {', '.join(map(str, missing))}, which the bundle was built for"
     texts = {prompt.text for prompt in options.prompts}

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from la_runtime.backends.base import Outputs
 from la_runtime.contract import Name
 
-__all__ = ["ArrayScores", "score_names"]
+__all__ = ["ArrayScores", "DeviceScores", "score_names"]
 
 
 @cache
@@ -57,3 +57,23 @@ class ArrayScores:
     def logits(self) -> NDArray[np.float32]:
         """See `Scores.logits`."""
         return self._scores[Name.LOGITS]  # type: ignore[return-value]
+
+
+class DeviceScores(ArrayScores):
+    """Scores that came from a device, where the best tokens' order is open among equal logits."""
+
+    def top(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """See `Scores.top`; which of several tokens tied for the last place is there stays open."""
+        ids, logits = super().top()
+        _order_ties(ids, logits)
+        return ids, logits
+
+
+def _order_ties(ids: NDArray[np.int64], logits: NDArray[np.float32]) -> None:
+    """Put the ids of equal neighbours in ascending order, in place; a NaN equals nothing."""
+    differs = logits[..., 1:] != logits[..., :-1]
+    if differs.all():
+        return
+    runs = np.zeros(logits.shape, dtype=np.int64)
+    np.cumsum(differs, axis=-1, out=runs[..., 1:])
+    ids[:] = np.take_along_axis(ids, np.lexsort((ids, runs), axis=-1), axis=-1)

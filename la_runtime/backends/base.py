@@ -49,12 +49,14 @@ class PassLimits:
         block: rows per sequence, padding included.
         rows: rows per sequence whose scores it can compute.
         places: cache places a sequence may have committed before a pass.
+        k: lookahead length of the steps it was made for; None for any the graph has vectors for.
     """
 
     batch: int | None = None
     block: int | None = None
     rows: int | None = None
     places: int | None = None
+    k: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +83,10 @@ class Scores(Protocol):
     """Scores of the rows in `logits_rows`: views, valid until the state's next forward."""
 
     def top(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Best tokens and logits, [batch, rows, top_c], descending, ties to the lowest id."""
+        """Best tokens and logits, [batch, rows, top_c], descending, ties to the lowest id.
+
+        On a GPU, which of several tokens tied for the last place is there is open.
+        """
         ...
 
     def logsumexp(self) -> NDArray[np.float32]:

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import weakref
 from collections import deque
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from la_runtime.backends.device import ALIGNMENT, DeviceGraph, DeviceMemory, Extent, Rows
+from la_runtime.backends.gpu import Gpu, read_gpu
 from la_runtime.errors import HostError
 
 try:
+    from cuda.bindings import driver as cuda_driver
     from cuda.bindings import runtime as cuda_runtime
 except ImportError as error:
     raise HostError(
@@ -25,7 +28,12 @@ except ImportError as error:
 
 __all__ = ["CudaDevice"]
 
-_GIB = 1 << 30
+logger = logging.getLogger(__name__)
+
+_GIB: Final = 1 << 30
+_NEEDED_DRIVER: Final = 580  # the first that runs CUDA 13
+# Freed memory that waiting leaves with the process, so that the next cache need not ask for it.
+_KEPT_BYTES: Final = 1 << 30
 
 
 class _CudaGraph:
@@ -37,7 +45,7 @@ class _CudaGraph:
 
     def close(self) -> None:
         if self.executable is not None:
-            self._device.call("cudaGraphExecDestroy", self.executable)
+            self._device.release("cudaGraphExecDestroy", self.executable)
             self.executable = None
 
 
@@ -46,20 +54,41 @@ class CudaDevice:
 
     Args:
         runtime: the module `cuda.bindings.runtime`.
+        find_gpu: asks the driver about the GPU, for messages.
 
     Raises:
         HostError: CUDA does not start.
     """
 
-    def __init__(self, runtime: ModuleType = cuda_runtime) -> None:
+    def __init__(
+        self, runtime: ModuleType = cuda_runtime, *, find_gpu: Callable[[], Gpu] = read_gpu
+    ) -> None:
         self._runtime = runtime
+        self._find_gpu = find_gpu
         self._success = runtime.cudaError_t.cudaSuccess
-        self._stream = self.call("cudaStreamCreateWithFlags", runtime.cudaStreamNonBlocking)
+        self._has_failed_release = False
+        code, self._stream = runtime.cudaStreamCreateWithFlags(runtime.cudaStreamNonBlocking)
+        if code == runtime.cudaError_t.cudaErrorInsufficientDriver:
+            gpu = find_gpu()
+            raise HostError(
+                f"the NVIDIA driver is too old: driver {gpu.driver} runs CUDA up to {gpu.cuda}, "
+                f"and cuda-bindings needs CUDA 13: update the driver to {_NEEDED_DRIVER} or newer"
+            )
+        self._check("cudaStreamCreateWithFlags", code)
+        self._keep_freed_memory()
         self._live: dict[int, int] = {}  # bytes by address
         # Filled by finalizers, which run anywhere, also while work is captured.
         self._returned: deque[int] = deque()
         self._returned_host: deque[int] = deque()
         self._is_closed = False
+
+    def _keep_freed_memory(self) -> None:
+        """Whoever cannot do that has no memory pools, and the first allocation says so."""
+        code, pool = self._runtime.cudaDeviceGetDefaultMemPool(0)
+        if code == self._success:
+            attribute = self._runtime.cudaMemPoolAttr.cudaMemPoolAttrReleaseThreshold
+            kept = cuda_driver.cuuint64_t(_KEPT_BYTES)
+            self.call("cudaMemPoolSetAttribute", pool, attribute, kept)
 
     @property
     def stream(self) -> int:
@@ -76,6 +105,13 @@ class CudaDevice:
                 f"the GPU has not enough memory: {purpose} needs {size / _GIB:.2f} GiB, and "
                 f"{self.describe_memory()}; use fewer sequences at a time, a shorter context or a "
                 "smaller model, or end what else runs on the GPU"
+            )
+        if code == self._runtime.cudaError_t.cudaErrorNotSupported:
+            gpu = self._find_gpu()
+            raise HostError(
+                f"{gpu.name} has no memory pools under driver {gpu.driver}, CUDA {gpu.cuda}, and "
+                "this backend allocates from one: use a bare GPU instead of a virtual one, or "
+                "another backend"
             )
         self._check("cudaMallocAsync", code)
         memory = DeviceMemory(int(address), size, self._returned.append)
@@ -151,15 +187,17 @@ class CudaDevice:
         # Thread-local: other threads of the process may allocate meanwhile.
         mode = self._runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
         self.call("cudaStreamBeginCapture", self._stream, mode)
+        code, graph = None, None
         try:
-            work()
-        except BaseException:
-            self._runtime.cudaStreamEndCapture(self._stream)
-            raise
-        graph = self.call("cudaStreamEndCapture", self._stream)
-        executable = self.call("cudaGraphInstantiate", graph, 0)
-        self.call("cudaGraphDestroy", graph)
-        return _CudaGraph(self, executable)
+            try:
+                work()
+            finally:
+                code, graph = self._runtime.cudaStreamEndCapture(self._stream)
+            self._check("cudaStreamEndCapture", code)
+            return _CudaGraph(self, self.call("cudaGraphInstantiate", graph, 0))
+        finally:
+            if code == self._success:
+                self.release("cudaGraphDestroy", graph)
 
     def launch(self, graph: DeviceGraph) -> None:
         """See `Device.launch`."""
@@ -178,11 +216,14 @@ class CudaDevice:
         if self._is_closed:
             return
         self._is_closed = True
-        self.synchronize()
-        for address in list(self._live):
-            self._free(address)
-        self.synchronize()
-        self.call("cudaStreamDestroy", self._stream)
+        self.release("cudaStreamSynchronize", self._stream)
+        for address in self._live:
+            self.release("cudaFreeAsync", address, self._stream)
+        self._live.clear()
+        self.release("cudaStreamSynchronize", self._stream)
+        while self._returned_host:
+            self.release("cudaFreeHost", self._returned_host.popleft())
+        self.release("cudaStreamDestroy", self._stream)
 
     def call(self, function: str, *arguments: object) -> Any:
         """Call a function of the CUDA runtime; its result, if it has one.
@@ -193,6 +234,16 @@ class CudaDevice:
         code, *results = getattr(self._runtime, function)(*arguments)
         self._check(function, code)
         return results[0] if results else None
+
+    def release(self, function: str, *arguments: object) -> None:
+        """Call a function that gives something back.
+
+        After an error of the GPU all of them fail, so the first failure is logged, and none raises.
+        """
+        code, *_ = getattr(self._runtime, function)(*arguments)
+        if code != self._success and not self._has_failed_release:
+            self._has_failed_release = True
+            logger.warning("CUDA failed while memory went back: %s says %s", function, code.name)
 
     def _check(self, function: str, code: Any) -> None:
         if code != self._success:

@@ -141,7 +141,10 @@ class Device(Protocol):
         ...
 
     def close(self) -> None:
-        """Wait, then give back the stream and all memory that is still out."""
+        """Wait, then give back the stream and all memory that is still out.
+
+        It never raises: after an error of the device there is nothing left to give back.
+        """
         ...
 
 

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 from la_runtime.bundle import Bundle
 from la_runtime.contract import Contract, Name
 from la_runtime.errors import BundleError
-from la_runtime.storage import to_stored
+from la_runtime.storage import from_stored, to_stored
 
 __all__ = ["load_lookahead_vectors", "store_lookahead_vectors"]
 
@@ -42,6 +42,11 @@ def store_lookahead_vectors(
     expected = (contract.k_max, contract.hidden_size)
     if vectors.shape != expected:
         raise BundleError(f"lookahead vectors have shape {vectors.shape}, expected {expected}")
-    if not np.isfinite(vectors).all():
-        raise BundleError("lookahead vectors hold NaN or infinity; tune or build them again")
-    return to_stored(vectors, contract.compute_dtype)
+    with np.errstate(over="ignore"):
+        stored = to_stored(vectors, contract.compute_dtype)
+    if not np.isfinite(from_stored(stored, contract.compute_dtype)).all():
+        raise BundleError(
+            "lookahead vectors hold NaN, infinity or numbers too large for "
+            f"{contract.compute_dtype}; tune or build them again"
+        )
+    return stored

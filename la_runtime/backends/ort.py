@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from la_runtime.backends.array_scores import ArrayScores, score_names
-from la_runtime.backends.availability import explain_import_error
+from la_runtime.backends.availability import check_precision, explain_import_error
 from la_runtime.backends.base import CacheSizing, CacheState, PassLimits, StepInputs
 from la_runtime.backends.lookahead_vectors import (
     load_lookahead_vectors,
@@ -26,8 +26,8 @@ from la_runtime.backends.lookahead_vectors import (
 from la_runtime.backends.ort_cache import HostCache, PassBinding, make_host_cache
 from la_runtime.backends.ort_graph import check_signature, graph_limits
 from la_runtime.bundle import Bundle
-from la_runtime.contract import Contract, Dtype
-from la_runtime.errors import BundleError, HostError, UsageError
+from la_runtime.contract import Contract
+from la_runtime.errors import BundleError, UsageError
 
 try:
     import onnxruntime as ort
@@ -85,11 +85,7 @@ class OrtBackend:
         """
         manifest = bundle.manifest
         contract = manifest.contract
-        if Dtype.BFLOAT16 in (contract.compute_dtype, contract.kv_dtype):
-            raise HostError(
-                "this bundle is bf16, and ONNX Runtime has no bf16 arithmetic on CPUs: build with "
-                "--precision fp32 or fp16, or use a GPU backend"
-            )
+        check_precision(_NAME, contract)
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.log_severity_level = 3

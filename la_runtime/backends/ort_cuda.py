@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from la_runtime.backends.array_scores import ArrayScores, score_names
+from la_runtime.backends.array_scores import DeviceScores, score_names
 from la_runtime.backends.availability import explain_import_error
 from la_runtime.backends.base import CacheSizing, CacheState, Outputs, PassLimits, StepInputs
 from la_runtime.backends.cuda import CudaDevice
@@ -150,7 +150,7 @@ class OrtCudaBackend:
         self._check_open()
         return DeviceCache(self.contract, self._device, batch=batch, sizing=sizing, room=self._room)
 
-    def forward(self, state: CacheState, inputs: StepInputs) -> ArrayScores:
+    def forward(self, state: CacheState, inputs: StepInputs) -> DeviceScores:
         """See `Backend.forward`.
 
         Raises:
@@ -169,7 +169,7 @@ class OrtCudaBackend:
             self.session.run_with_iobinding(bound.io_binding, None)
         except Exception as error:
             raise self._explain_failure(error, inputs) from error
-        return ArrayScores(bound.fetch())
+        return DeviceScores(bound.fetch())
 
     def _explain_failure(self, error: Exception, inputs: StepInputs) -> HostError:
         batch, block = inputs.input_ids.shape

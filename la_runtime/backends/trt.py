@@ -4,9 +4,10 @@ All memory a pass needs is allocated when the plan is opened; a pass copies each
 once and brings back the scores that were asked for. The cache never leaves the device.
 
 Each block width of the plan's `graph_widths` has an execution context of its own, whose pass is
-captured as a CUDA graph when it repeats; all other passes share one more. Passes run one after the
-other, so the contexts share the memory of their activations. They belong to one backend: whoever
-works at the same time opens another.
+captured as a CUDA graph when it repeats; all other passes share one more. How many rows are scored
+changes from pass to pass, and a graph would not outlive that: those passes score as many as there
+are. Passes run one after the other, so the contexts share the memory of their activations. They
+belong to one backend: whoever works at the same time opens another.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from la_runtime.backends.array_scores import ArrayScores, score_names
-from la_runtime.backends.base import CacheSizing, CacheState, PassLimits, StepInputs
+from la_runtime.backends.array_scores import DeviceScores, score_names
+from la_runtime.backends.base import CacheSizing, CacheState, Outputs, PassLimits, StepInputs
 from la_runtime.backends.cuda import CudaDevice
 from la_runtime.backends.device import Device
 from la_runtime.backends.device_cache import DeviceCache
@@ -66,6 +67,8 @@ class TrtBackend:
         self.contract: Contract = manifest.contract
         self.widths = tuple(sorted(plan.graph_widths))
         self.limits: PassLimits = plan_limits(plan, self.contract, context=manifest.model.context)
+        assert self.limits.rows is not None, "every profile bounds it"
+        self._most_rows = self.limits.rows
         self._plan = plan
         self._device = device
         self._engine: PlanEngine | None = PlanEngine(
@@ -122,8 +125,6 @@ class TrtBackend:
             for spec in contract.outputs
             if spec.name not in (*contract.block_names, *contract.present_names)
         }
-        assert self.limits.batch is not None, "every profile bounds it"
-        self._one_row = np.zeros((self.limits.batch, 1), dtype=np.int64)
 
     def _make_contexts(self, engine: PlanEngine) -> None:
         """One per captured width, and one for all other passes."""
@@ -152,7 +153,7 @@ class TrtBackend:
         self._check_open()
         return DeviceCache(self.contract, self._device, batch=batch, sizing=sizing, room=self._room)
 
-    def forward(self, state: CacheState, inputs: StepInputs) -> ArrayScores:
+    def forward(self, state: CacheState, inputs: StepInputs) -> DeviceScores:
         """See `Backend.forward`.
 
         Raises:
@@ -162,9 +163,7 @@ class TrtBackend:
         assert isinstance(state, DeviceCache), "a cache of this backend"
         self._check_open()
         batch, block = inputs.input_ids.shape
-        # TensorRT has no empty axis of rows: a pass without scores computes those of one row.
-        has_rows = bool(inputs.outputs) and inputs.logits_rows.shape[1] > 0
-        logits_rows = inputs.logits_rows if has_rows else self._one_row[:batch]
+        logits_rows = self._pad_rows(inputs)
         results = self._results_of(state)
         if not self._is_scatter:
             results.lay_out_block(batch, block)
@@ -182,9 +181,24 @@ class TrtBackend:
             context.bind(key, profile, self._bound_tensors(key, state, results))
         self._put_inputs(state, inputs, logits_rows)
         context.run()
-        scores = self._fetch(results, inputs, (batch, key.rows))
+        scores = self._fetch(results, inputs, key.rows)
         self._device.synchronize()
         return scores
+
+    def _pad_rows(self, inputs: StepInputs) -> NDArray[np.int64]:
+        """The rows to score: those that are wanted, and behind them row 0 as often as it takes.
+
+        TensorRT has no empty axis of rows, so it is one at least. In a captured width it is as many
+        as the block has, but where whole rows of logits would be computed and brought back.
+        """
+        wanted = inputs.logits_rows if inputs.outputs else inputs.logits_rows[:, :0]
+        batch, block = inputs.input_ids.shape
+        num_rows = max(wanted.shape[1], 1)
+        if block in self.widths and Outputs.LOGITS not in inputs.outputs:
+            num_rows = max(num_rows, min(block, self._most_rows))
+        padded = np.zeros((batch, num_rows), dtype=np.int64)
+        padded[:, : wanted.shape[1]] = wanted
+        return padded
 
     def _results_of(self, state: DeviceCache) -> PassResults:
         results = self._results.get(state)
@@ -239,15 +253,15 @@ class TrtBackend:
             assert last <= state.past_len, "the block fits behind every sequence"
             self._inputs[Name.WRITE_INDEX].put(state.lengths)
 
-    def _fetch(
-        self, results: PassResults, inputs: StepInputs, rows: tuple[int, int]
-    ) -> ArrayScores:
+    def _fetch(self, results: PassResults, inputs: StepInputs, num_rows: int) -> DeviceScores:
         """Ask for the scores that will be read, and no others."""
+        batch, wanted = inputs.logits_rows.shape
         scores: dict[str, NDArray[np.generic]] = {}
         for name in score_names(inputs.outputs, omits=()):
-            scores[name] = results.scores(self._specs[name], rows)
-            self._device.download(scores[name], self._scores[name].address)
-        return ArrayScores(scores)
+            computed = results.scores(self._specs[name], (batch, num_rows))
+            self._device.download(computed, self._scores[name].address)
+            scores[name] = computed[:, :wanted]
+        return DeviceScores(scores)
 
     def commit(self, state: CacheState, rows: Sequence[Sequence[int]]) -> None:
         """See `Backend.commit`."""

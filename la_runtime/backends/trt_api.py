@@ -141,7 +141,7 @@ class Runtime(Protocol):
 
     engine_host_code_allowed: bool
 
-    def deserialize_cuda_engine(self, serialized_engine: bytes) -> ICudaEngine | None: ...
+    def deserialize_cuda_engine(self, serialized_engine: memoryview) -> ICudaEngine | None: ...
 
 
 class Refitter(Protocol):

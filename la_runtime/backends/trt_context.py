@@ -6,13 +6,17 @@ it does once its context has others. So a context has one graph at most, dropped
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from la_runtime.backends.device import Device, DeviceGraph
 from la_runtime.backends.trt_api import IExecutionContext
+from la_runtime.errors import HostError
 
 __all__ = ["BoundContext", "BoundTensor", "PassKey"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ class BoundContext:
         context: a fresh one.
         device: whose stream it runs on.
         check: raises when a call returned False; takes what was to be done.
-        captures: whether passes that repeat are captured as a CUDA graph.
+        captures: whether passes that repeat are captured as a CUDA graph, as long as they can be.
     """
 
     def __init__(
@@ -121,15 +125,27 @@ class BoundContext:
         The first one after a change is never captured: TensorRT does work then that cannot be.
 
         Raises:
-            HostError: TensorRT refuses it, or it cannot be captured.
+            HostError: TensorRT refuses it.
         """
         if self._captures and self._has_run and self._graph is None:
-            self._graph = self._device.capture(self._enqueue)
+            self._graph = self._capture()
         if self._graph is None:
             self._enqueue()
             self._has_run = True
         else:
             self._device.launch(self._graph)
+
+    def _capture(self) -> DeviceGraph | None:
+        """The pass as a CUDA graph; what cannot be captured once is never tried again."""
+        try:
+            return self._device.capture(self._enqueue)
+        except HostError as error:
+            self._captures = False
+            width = None if self._key is None else self._key.block
+            logger.warning(
+                "passes of %s rows run without a CUDA graph, which is slower: %s", width, error
+            )
+            return None
 
     def _enqueue(self) -> None:
         self._check(self._context.execute_async_v3(self._device.stream), "run a pass")

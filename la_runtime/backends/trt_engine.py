@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import importlib
 import logging
+import mmap
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NoReturn, cast
 
@@ -21,7 +23,7 @@ from la_runtime.backends.trt_api import (
     Severity,
     TensorRT,
 )
-from la_runtime.contract import CacheForm, Contract, Dtype, TensorSpec
+from la_runtime.contract import Axis, CacheForm, Contract, Dtype, TensorSpec
 from la_runtime.errors import BundleError, HostError
 from la_runtime.plans import PlanFacts, PlanTarget
 
@@ -55,6 +57,12 @@ def load_tensorrt(plan: PlanFacts) -> TensorRT:
         f"{plan.path} needs the module {' or '.join(names)}, which cannot be imported "
         f"({problem}): pip install 'lookahead-attention[{plan.target}]'"
     ) from problem
+
+
+def _map(path: Path) -> memoryview:
+    """A file's bytes, read as they are looked at: a plan holds all weights."""
+    with path.open("rb") as stream:
+        return memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def _runs_lean(plan: PlanFacts) -> bool:
@@ -124,7 +132,7 @@ class PlanEngine:
         if plan.is_version_compatible:
             # Such a plan carries code of its own; the bundle's digests vouch for it.
             self._runtime.engine_host_code_allowed = True
-        engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
+        engine = self._runtime.deserialize_cuda_engine(_map(path))
         if engine is None:
             self._refuse("load the engine")
         self.engine = engine
@@ -159,7 +167,8 @@ class PlanEngine:
             )
         for specs_of, mode in ((contract.inputs, modes.INPUT), (contract.outputs, modes.OUTPUT)):
             for spec in specs_of:
-                if engine.get_tensor_mode(spec.name) != mode or not self._fits(spec):
+                shape = [self._sizes_of(axis, mode == modes.OUTPUT) for axis in spec.axes]
+                if engine.get_tensor_mode(spec.name) != mode or not self._fits(spec, shape):
                     raise self._other_plan(f"its {spec.name} is not the contract's")
         if engine.num_optimization_profiles != len(self._plan.profiles):
             raise self._other_plan(
@@ -178,7 +187,18 @@ class PlanEngine:
                 if engine.get_aliased_input_tensor(present) != past:
                     raise self._other_plan(f"it does not write {present} over {past}")
 
-    def _fits(self, spec: TensorSpec) -> bool:
+    def _sizes_of(self, axis: Axis | int, is_output: bool) -> set[int]:
+        """What the engine may say of an axis: its size, or -1 where that is dynamic.
+
+        TensorRT works out the shapes of outputs, and one that no profile leaves open is a size.
+        """
+        if isinstance(axis, int):
+            return {axis}
+        ranges = [profile.axes[axis] for profile in self._plan.profiles]
+        sizes = {size for entry in ranges for size in (entry.least, entry.most)}
+        return {-1} | (sizes if is_output and len(sizes) == 1 else set())
+
+    def _fits(self, spec: TensorSpec, shape: Sequence[set[int]]) -> bool:
         types = self._tensorrt.DataType
         wanted = {
             Dtype.INT64: types.INT64,
@@ -186,11 +206,12 @@ class PlanEngine:
             Dtype.FLOAT16: types.HALF,
             Dtype.BFLOAT16: types.BF16,
         }[spec.dtype]
-        shape = [axis if isinstance(axis, int) else -1 for axis in spec.axes]
         engine = self.engine
+        found = list(engine.get_tensor_shape(spec.name))
         return (
             engine.get_tensor_dtype(spec.name) == wanted
-            and list(engine.get_tensor_shape(spec.name)) == shape
+            and len(found) == len(shape)
+            and all(size in sizes for size, sizes in zip(found, shape, strict=True))
             and engine.get_tensor_location(spec.name) == self._tensorrt.TensorLocation.DEVICE
         )
 

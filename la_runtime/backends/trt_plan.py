@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Final
 
 from la_runtime.backends.base import PassLimits
 from la_runtime.backends.device_cache import Room
@@ -18,6 +19,7 @@ from la_runtime.plans import HardwareCompatibility, PlanFacts, PlanTarget
 from la_runtime.storage import storage_dtype
 
 __all__ = [
+    "RTX_COMPUTE_CAPABILITIES",
     "check_host",
     "choose_plan",
     "choose_profile",
@@ -26,7 +28,10 @@ __all__ = [
     "plan_room",
 ]
 
-_AMPERE = 80
+RTX_COMPUTE_CAPABILITIES: Final = ("SM75", "SM80", "SM86", "SM89", "SM120", "SM121")
+"""Of the GPUs that TensorRT for RTX builds for."""
+
+_AMPERE: Final = 80
 
 
 def choose_plan(manifest: Manifest, target: PlanTarget, k: int | None) -> PlanFacts:
@@ -83,26 +88,37 @@ def check_host(plan: PlanFacts, version: str, gpu: Gpu) -> None:
         HostError: it would not load, or not be what was built.
     """
     gpus = ", ".join(plan.compute_capabilities)
+    command = f"la-export plan BUNDLE {_describe_target(plan.target, gpu)}"
     if not _runs_on(plan, gpu):
         raise HostError(
             f"{plan.path} was built for {gpus} with TensorRT {plan.version}; this GPU, {gpu.name}, "
-            f"is {gpu.compute_capability}: rebuild with 'la-export plan BUNDLE --target "
-            f"{plan.target}'"
+            f"is {gpu.compute_capability}: rebuild with '{command}'"
         )
     if not _loads_in(plan, version):
         raise HostError(
             f"{plan.path} was built for {gpus} with TensorRT {plan.version}; here is TensorRT "
-            f"{version}: install the other, or rebuild with 'la-export plan BUNDLE --target "
-            f"{plan.target}'"
+            f"{version}: install the other, or rebuild with '{command}'"
         )
     if plan.driver is None or gpu.driver is None:
         return
     if _numbers(gpu.driver) < _numbers(plan.driver):
         raise HostError(
             f"{plan.path} was built under driver {plan.driver}; here is driver {gpu.driver}, which "
-            "is older: update the driver, or rebuild with 'la-export plan BUNDLE --target "
-            f"{plan.target}'"
+            f"is older: update the driver, or rebuild with '{command}'"
         )
+
+
+def _describe_target(target: PlanTarget, gpu: Gpu) -> str:
+    """The options that build plans for this GPU; where TensorRT for RTX cannot, those of TensorRT.
+
+    By default TensorRT for RTX does not build for all GPUs that it can build for.
+    """
+    if target is PlanTarget.TRT:
+        return f"--target {target}"
+    if gpu.compute_capability not in RTX_COMPUTE_CAPABILITIES:
+        return f"--target {PlanTarget.TRT}"
+    number = gpu.compute_capability.removeprefix("SM")
+    return f"--target {target} --compute-capability {number[:-1]}.{number[-1]}"
 
 
 def _runs_on(plan: PlanFacts, gpu: Gpu) -> bool:
@@ -167,6 +183,7 @@ def plan_limits(plan: PlanFacts, contract: Contract, *, context: int) -> PassLim
         block=_most(plan, Axis.BLOCK),
         rows=_most(plan, Axis.ROWS),
         places=places,
+        k=max(plan.lookahead_lengths),
     )
 
 

@@ -416,6 +416,8 @@ def test_the_default_policy_keeps_within_what_the_backend_can_run():
     assert (policy.prefill_chunk, policy.most_rows, policy.widths) == (56, 60, (8, 60))
     assert BlockPolicy.within(PassLimits(), k_max=4) == BlockPolicy()
     assert BlockPolicy.within(PassLimits(block=2000), k_max=4).prefill_chunk == 512
+    assert BlockPolicy.within(PassLimits(block=10, k=2), k_max=16).prefill_chunk == 8
+    assert BlockPolicy.within(PassLimits(block=1, k=0), k_max=8).prefill_chunk == 1
     with pytest.raises(UsageError, match="block width 61 is more than the 60 rows that a pass"):
         BlockPolicy.within(limits, k_max=4, widths=(8, 61))
 
@@ -430,3 +432,14 @@ def test_a_step_that_no_pass_can_hold_is_refused():
     with decoder.start([PROMPTS[0]], [replace(params, k=3)]) as decoding:
         decoding.prefill()
         decoding.step()
+
+
+def test_requests_ask_for_no_longer_lookaheads_than_the_opened_plan_was_made_for():
+    backend = FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX)
+    backend.limits = PassLimits(k=2)
+    decoder = make_decoder(backend)
+
+    (sequence,) = decoder.make_sequences([PROMPTS[0]], [SamplingParams()])
+    assert sequence.k == 2
+    with pytest.raises(UsageError, match="at most 2, that of the plan that was opened, got 3; open"):
+        decoder.make_sequences([PROMPTS[0]], [SamplingParams(k=3)])

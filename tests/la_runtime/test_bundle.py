@@ -11,7 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
+import la_runtime.bundle as bundle_module
 from la_runtime.bundle import (
     GRAPH_PATH,
     LOOKAHEAD_PATH,
@@ -562,3 +564,26 @@ def test_an_empty_folder_may_become_a_bundle(tmp_path):
     (tmp_path / "toy").mkdir()
 
     open_bundle(write_toy_bundle(tmp_path / "toy"))
+
+
+@pytest.mark.parametrize(("capacity", "is_good"), [(16, False), (18, False), (19, True)])
+def test_a_cache_of_fixed_capacity_has_room_behind_the_context(tmp_path, capacity, is_good):
+    """For a token and its lookaheads: context 16 and k_max 2."""
+    record = make_manifest().model_dump(mode="json")
+    record["contract"] |= {"cache_form": "scatter", "capacity": capacity}
+
+    if is_good:
+        assert Manifest.model_validate(record).contract.capacity == capacity
+    else:
+        with pytest.raises(ValidationError, match="expected a cache capacity of 19 or more behind"):
+            Manifest.model_validate(record)
+
+
+def test_a_manifest_is_refused_before_any_digest_is_computed(bundle, monkeypatch):
+    monkeypatch.setattr(bundle_module, "hash_file", lambda path: pytest.fail("it was hashed"))
+
+    def refuse(manifest):
+        raise HostError(f"{manifest.precision} is not for us")
+
+    with pytest.raises(HostError, match="fp32 is not for us"):
+        open_bundle(bundle, check=refuse)

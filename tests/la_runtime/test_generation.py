@@ -12,9 +12,11 @@ from la_export.verify.recording import RecordingBackend
 from la_export.verify.tokens import Verdict, compare_tokens
 from la_runtime import Engine, SamplingParams
 from la_runtime.backends.base import CacheSizing
-from la_runtime.bundle import open_bundle
+from la_runtime.bundle import Bundle, open_bundle
+from la_runtime.contract import Dtype
 from la_runtime.decoder import BlockPolicy, Decoder
 from la_runtime.errors import UsageError
+from la_runtime.generation import _find_epsilon
 from la_runtime.layout import Layout, make_rows
 from la_runtime.stopping import FinishReason
 from tests.passes import score_rows
@@ -442,3 +444,16 @@ def test_a_fixed_width_decodes_one_sequence_at_a_time(tiny_bundle):
         Engine.open(tiny_bundle, fixed_width=32, max_batch=4)
     with Engine.open(tiny_bundle, fixed_width=32, threads=1) as fixed:
         assert fixed.max_batch == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [("float32", 1e-3), ("float16", 0.5), ("bfloat16", 4.0)]
+)
+def test_without_a_certificate_a_near_tie_is_as_close_as_the_precision_allows(
+    tiny_bundle, dtype, expected
+):
+    bundle = open_bundle(tiny_bundle)
+    contract = replace(bundle.manifest.contract, compute_dtype=Dtype(dtype))
+    manifest = bundle.manifest.model_copy(update={"contract": contract, "certificates": ()})
+
+    assert _find_epsilon(Bundle(bundle.root, manifest), "ort-cpu") == expected

@@ -4,12 +4,16 @@ A pass reads its inputs from the device's memory at the addresses and with the s
 and writes its outputs there. What TensorRT refuses, or leaves undefined, is refused here: shapes
 outside of the profile, tensors without a shape or an address, a capture right after a change, and a
 CUDA graph that is launched after its context was changed.
+
+ONNX Runtime computes no bfloat16 on a CPU: the graph of such a plan is its float32 twin, and its
+tensors are rounded where they leave it.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -17,10 +21,12 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
+from numpy.typing import NDArray
 
 from la_runtime.backends.device import ALIGNMENT
-from la_runtime.contract import CacheForm, Contract
+from la_runtime.contract import CacheForm, Contract, Dtype
 from la_runtime.plans import PlanFacts
+from la_runtime.storage import from_stored, to_stored
 from tests.la_runtime.backends.numpy_device import NumpyDevice
 from tests.tensorrt_api.genuine import SIGNATURES
 from tests.tensorrt_api.module import make_module
@@ -36,7 +42,13 @@ _TYPES = {
 
 
 def make_plan_bytes(plan: PlanFacts, contract: Contract, graph: Path) -> bytes:
-    """A plan for the fake: all that the genuine one would hold."""
+    """A plan for the fake: all that the genuine one would hold.
+
+    Args:
+        plan: what the manifest says of it.
+        contract: of the graph.
+        graph: what its passes compute; for bfloat16 the float32 twin.
+    """
     aliases = {}
     if contract.cache_form is CacheForm.SCATTER:
         aliases = dict(zip(contract.present_names, contract.past_names, strict=True))
@@ -49,6 +61,11 @@ def make_plan_bytes(plan: PlanFacts, contract: Contract, graph: Path) -> bytes:
         "graph": str(graph),
         "profiles": profiles,
         "aliases": aliases,
+        "bfloat16": [
+            spec.name
+            for spec in (*contract.inputs, *contract.outputs)
+            if spec.dtype is Dtype.BFLOAT16
+        ],
         "is_stripped": plan.is_stripped,
         "has_code": plan.is_version_compatible,
     }
@@ -63,11 +80,13 @@ class FakeTensorRT:
         module: to be given to whoever wants TensorRT.
         calls: method and arguments of what contexts were told, in order.
         refused: methods that fail next, with what TensorRT logs then.
+        alter: changes the outputs of passes, by name, before they are there.
     """
 
     module: ModuleType = field(init=False)
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
+    alter: Callable[[dict[str, NDArray[Any]]], None] = lambda _: None
 
     def names(self) -> list[str]:
         """Methods that were called, in order."""
@@ -100,7 +119,7 @@ def make_tensorrt(device: NumpyDevice, signatures: str = "tensorrt-11.4.0.106") 
         def deserialize_cuda_engine(self, serialized_engine: bytes) -> Any:
             if refuses("deserialize_cuda_engine", self._logger):
                 return None
-            record = json.loads(serialized_engine)
+            record = json.loads(bytes(serialized_engine))
             allowed = self._engine_host_code_allowed or not record["has_code"]
             if record["version"] != fake.module.__version__ and not record["has_code"]:
                 self._logger.log(fake.module.ILogger.ERROR, "Version tag does not match")
@@ -136,6 +155,8 @@ def make_tensorrt(device: NumpyDevice, signatures: str = "tensorrt-11.4.0.106") 
             return modes.INPUT if name in self._inputs else modes.OUTPUT
 
         def get_tensor_dtype(self, name: str) -> Any:
+            if name in self._record["bfloat16"]:
+                return fake.module.DataType.BF16
             return fake.module.DataType[_TYPES[self._tensors[name].type][0]]
 
         def get_tensor_shape(self, name: str) -> tuple[int, ...]:
@@ -258,14 +279,20 @@ def make_tensorrt(device: NumpyDevice, signatures: str = "tensorrt-11.4.0.106") 
             return True
 
     def run_graph(engine: Any, shapes: dict[str, Any], addresses: dict[str, int]) -> None:
-        feeds = {}
+        feeds, names = {}, list(engine._outputs)
+        halves = engine._record["bfloat16"]
         for name, tensor in engine._inputs.items():
-            dtype = np.dtype(_TYPES[tensor.type][1])
+            is_half = name in halves
+            dtype = np.dtype(np.uint16 if is_half else _TYPES[tensor.type][1])
             size = math.prod(shapes[name]) * dtype.itemsize
-            feeds[name] = device.bytes_at(addresses[name], size).view(dtype).reshape(shapes[name])
-        names = list(engine._outputs)
-        feeds = {name: array.copy() for name, array in feeds.items()}
-        for name, array in zip(names, engine._session.run(names, feeds), strict=True):
+            stored = device.bytes_at(addresses[name], size).view(dtype).reshape(shapes[name])
+            feeds[name] = from_stored(stored, Dtype.BFLOAT16) if is_half else stored.copy()
+        outputs = dict(zip(names, engine._session.run(names, feeds), strict=True))
+        for name in halves:
+            if name in outputs:
+                outputs[name] = to_stored(outputs[name], Dtype.BFLOAT16)
+        fake.alter(outputs)
+        for name, array in outputs.items():
             raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             device.bytes_at(addresses[name], raw.size)[:] = raw
 

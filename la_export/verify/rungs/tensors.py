@@ -84,7 +84,7 @@ def check_tensors(ladder: Ladder) -> Finding:
         for tensor in compared
         if tensor.departs
     )
-    largest = max(tensor.share for tensor in compared)
+    largest = float(np.max([tensor.share for tensor in compared]))  # NaN, if there is one
     return Finding(
         figures=(
             Figure(name="tensors", value=len(compared)),

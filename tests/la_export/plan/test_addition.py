@@ -227,7 +227,7 @@ def test_bundle_that_was_rebuilt_meanwhile_is_left_alone(bundle: Path) -> None:
         def finish_plan(self, plan: PlanReport) -> None:
             write_decoder_bundle(bundle, make_contract(CacheForm.SCATTER))
 
-    with pytest.raises(BundleError, match="changed while"):
+    with pytest.raises(BundleError, match="changed in the meantime"):
         add_plans(bundle, RTX, progress=Rebuild())
 
     assert open_bundle(bundle).manifest.plans == ()

@@ -73,6 +73,19 @@ def test_every_layer_has_one_fused_attention_in_each_profile(
 
 
 @pytest.mark.parametrize("cache_form", CacheForm)
+def test_attentions_of_plain_steps_are_counted_too(
+    cache_form: CacheForm, installation: Installation, graph_of: GraphOf, tmp_path: Path
+) -> None:
+    """For k = 0 a step is one row, which another kernel computes."""
+    contract = make_contract(cache_form)
+    builder = _make_builder(installation, graph_of(cache_form, Dtype.FLOAT16), contract)
+
+    compiled = builder.compile(_profiles(contract, (0,)), tmp_path / "k0.plan")
+
+    assert compiled.fused_attentions == contract.num_layers
+
+
+@pytest.mark.parametrize("cache_form", CacheForm)
 def test_float32_is_built_in_pieces(
     cache_form: CacheForm, installation: Installation, graph_of: GraphOf, tmp_path: Path
 ) -> None:
@@ -82,7 +95,7 @@ def test_float32_is_built_in_pieces(
     compiled = builder.compile(_profiles(contract), tmp_path / "k.plan")
 
     assert compiled.num_attentions == contract.num_layers
-    assert compiled.fused_attentions == 0
+    assert compiled.fused_attentions is None
 
 
 def test_float32_that_may_not_be_decomposed_is_told(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -106,6 +107,22 @@ def test_auto_takes_rtx_without_a_gpu_and_says_what_it_skipped(stand_in: ModuleT
     assert choice.installation.flavor.target is PlanTarget.TRT_RTX
     (skipped,) = choice.skipped
     assert "target trt builds plans on the GPU they are for" in skipped
+
+
+def test_auto_notes_that_rtx_builds_no_plans_for_the_gpu_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _without(monkeypatch, "tensorrt")
+    served = replace(GPU, compute_capability="SM89")
+
+    for gpu, num_notes in ((GPU, 1), (served, 0)):
+        choice = choose_installation(Target.AUTO, find_gpu=lambda gpu=gpu: gpu)
+
+        assert choice.installation is not None
+        assert choice.installation.flavor.target is PlanTarget.TRT_RTX
+        assert len(choice.notes) == num_notes
+        for note in choice.notes:
+            assert "builds no plans for this machine's NVIDIA Test, SM90" in note
 
 
 def test_auto_without_any_tensorrt_names_both_pip_lines(monkeypatch: pytest.MonkeyPatch) -> None:

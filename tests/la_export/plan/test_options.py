@@ -23,3 +23,9 @@ def test_value_out_of_range_is_refused_by_the_name_of_its_option(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         PlanOptions(**given)
+
+
+def test_gpu_that_is_named_twice_is_built_for_once() -> None:
+    options = PlanOptions(compute_capabilities=("SM89", "SM120", "SM89"))
+
+    assert options.compute_capabilities == ("SM89", "SM120")

@@ -35,8 +35,8 @@ def test_step_profile_of_concat_by_hand() -> None:
         "batch": (1, 1, 3),
         "block": (1, 9, 25),
         "rows": (1, 9, 25),
-        "past": (0, 32, 64),
-        "keys": (1, 41, 89),
+        "past": (1, 32, 64),
+        "keys": (2, 41, 89),
     }
 
 
@@ -48,8 +48,8 @@ def test_prefill_profile_of_concat_by_hand() -> None:
         "batch": (1, 1, 3),
         "block": (1, 24, 24),
         "rows": (1, 5, 24),
-        "past": (0, 20, 64),
-        "keys": (1, 44, 88),
+        "past": (1, 20, 64),
+        "keys": (2, 44, 88),
     }
 
 
@@ -73,7 +73,7 @@ def test_profiles_hold_every_pass_of_a_run(
 
     for profile in (prefill, step):
         check_profile(profile, contract, context=context)
-    for past in (0, context):
+    for past in (1, context):
         for profile, most in ((prefill, sizes.prefill_chunk + k), (step, (k + 1) ** 2)):
             for block in (1, most):
                 sizes_of = {Axis.BATCH: 2, Axis.BLOCK: block, Axis.ROWS: 1}
@@ -143,8 +143,13 @@ def _span(least: int, likely: int, most: int) -> AxisRange:
         (CacheForm.CONCAT, {"batch": _span(0, 1, 4)}, "batch begins at 0, expected at least 1"),
         (
             CacheForm.CONCAT,
+            {"past": _span(0, 32, 64), "keys": _span(1, 41, 89)},
+            "past begins at 0, expected at least 1",
+        ),
+        (
+            CacheForm.CONCAT,
             {"keys": _span(1, 40, 89)},
-            r"keys are \(1, 40, 89\), past and block together \(1, 41, 89\)",
+            r"keys are \(1, 40, 89\), past and block together \(2, 41, 89\)",
         ),
         (CacheForm.CONCAT, {"rows": _span(1, 9, 30)}, "30 rows of a block of 25 are scored"),
         (

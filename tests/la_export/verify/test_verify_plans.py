@@ -5,6 +5,7 @@ The plans have the profiles that are built for them; the stand-in for TensorRT k
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,11 @@ from la_export.plan.profiles import (
 from la_export.verify.findings import Status
 from la_export.verify.ladder import QUICK
 from la_export.verify.rungs.tensors import TENSORS
-from la_export.verify.verification import VerifyOptions, verify
+from la_export.verify.verification import VerifyOptions, _climbs, verify
 from la_runtime.backends import trt as trt_module
 from la_runtime.bundle import Bundle, open_bundle
 from la_runtime.contract import CacheForm
-from la_runtime.errors import NotRunError
+from la_runtime.errors import NotRunError, UsageError
 from tests.la_runtime.backends.numpy_device import NumpyDevice
 from tests.la_runtime.backends.plans import with_plans
 from tests.tensorrt_api.engine import make_tensorrt
@@ -112,6 +113,47 @@ def test_every_plan_climbs_the_whole_ladder(bundles, tmp_path, host, form):
     assert {path for path in report.digests if path.startswith("trt/")} == {
         f"trt/trt/k{k}.plan" for k in LENGTHS
     }
+
+
+@pytest.mark.parametrize(
+    ("asked", "climbed"),
+    [
+        ((), {0: (0,), 2: (2,), 4: (2, 4)}),
+        ((2,), {2: (2,)}),
+        ((3,), {4: (3,)}),
+        ((2, 3), {2: (2,), 4: (2, 3)}),
+        ((2, 4), {2: (2,), 4: (2, 4)}),
+    ],
+)
+def test_each_length_is_verified_on_every_plan_that_may_run_it(bundles, tmp_path, asked, climbed):
+    bundle = plan_bundle(bundles[CacheForm.CONCAT], tmp_path / "bundle")
+    options = VerifyOptions(bundle=bundle.root, backend="trt", lookahead_lengths=asked)
+
+    found = _climbs(options, bundle.manifest)
+
+    assert {one.k: one.lookahead_lengths for one in found} == climbed
+
+
+def test_a_length_that_no_plan_runs_is_refused(bundles, tmp_path):
+    bundle = plan_bundle(bundles[CacheForm.CONCAT], tmp_path / "bundle")
+    plans = tuple(plan for plan in bundle.manifest.plans if plan.lookahead_lengths != (4,))
+    manifest = bundle.manifest.model_copy(update={"plans": plans})
+    options = VerifyOptions(bundle=bundle.root, backend="trt", lookahead_lengths=(2, 4))
+
+    with pytest.raises(UsageError, match="no plan for k = 4"):
+        _climbs(options, manifest)
+
+
+def test_plans_that_were_not_opened_cost_the_certificate(bundles, tmp_path, host):
+    plan_bundle(bundles[CacheForm.CONCAT], tmp_path / "bundle")
+    options = VerifyOptions(
+        bundle=tmp_path / "bundle", backend="trt", settings=QUICK, lookahead_lengths=(2, 4)
+    )
+
+    report, _ = verify(options)
+
+    assert report.left_out == ("the plan trt/trt/k0.plan; leave --k out",)
+    assert not replace(report, is_quick=False).deserves_certificate
 
 
 def test_a_plan_for_too_few_sequences_is_not_run(bundles, tmp_path, host):

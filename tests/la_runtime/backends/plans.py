@@ -6,8 +6,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from la_export.graph.twin import float32_twin
 from la_runtime.bundle import Bundle, open_bundle, replace_manifest
-from la_runtime.contract import Axis, CacheForm, Contract
+from la_runtime.contract import Axis, CacheForm, Contract, Dtype
 from la_runtime.digests import hash_file
 from la_runtime.plans import AxisRange, PlanFacts, PlanProfile, PlanTarget
 from tests.tensorrt_api.engine import make_plan_bytes
@@ -40,6 +41,7 @@ def with_plans(folder: Path, destination: Path, *changes: dict[str, Any]) -> Bun
     bundle = open_bundle(destination)
     manifest = bundle.manifest
     contract = manifest.contract
+    graph = _computed_graph(bundle, destination.with_suffix(".twin"))
     block = 512 if contract.capacity is None else contract.capacity - manifest.model.context
     plans, files = [], dict(manifest.files)
     for number, change in enumerate(changes):
@@ -59,9 +61,19 @@ def with_plans(folder: Path, destination: Path, *changes: dict[str, Any]) -> Bun
         plan = PlanFacts(**(facts | change))
         path = destination / plan.path
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(make_plan_bytes(plan, contract, bundle.path(manifest.graph)))
+        path.write_bytes(make_plan_bytes(plan, contract, graph))
         files[plan.path] = hash_file(path)
         plans.append(plan)
     manifest = manifest.model_copy(update={"plans": tuple(plans), "files": files})
     replace_manifest(destination, manifest, partial=destination / "manifest.partial")
     return open_bundle(destination)
+
+
+def _computed_graph(bundle: Bundle, folder: Path) -> Path:
+    """The bundle's graph, or for bfloat16 its float32 twin, in a folder of its own."""
+    graph = bundle.path(bundle.manifest.graph)
+    if bundle.manifest.contract.compute_dtype is not Dtype.BFLOAT16:
+        return graph
+    with float32_twin(graph) as twin:
+        shutil.copytree(twin.parent, folder)
+    return folder / graph.name

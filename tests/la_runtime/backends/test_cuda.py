@@ -14,6 +14,7 @@ import inspect
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,9 +25,17 @@ from la_runtime.backends.cuda import CudaDevice
 from la_runtime.backends.device import ALIGNMENT, Extent, Rows
 from la_runtime.errors import HostError
 from tests.la_runtime.backends.numpy_device import NumpyDevice
+from tests.tensorrt_api.host import H200
 
 SUCCESS = genuine.cudaError_t.cudaSuccess
-NUM_RESULTS = {"cudaMallocAsync": 1, "cudaHostAlloc": 1, "cudaGraphInstantiate": 1}
+NUM_RESULTS = {
+    "cudaDeviceGetDefaultMemPool": 1,
+    "cudaGraphInstantiate": 1,
+    "cudaHostAlloc": 1,
+    "cudaMallocAsync": 1,
+    "cudaStreamCreateWithFlags": 1,
+    "cudaStreamEndCapture": 1,
+}
 NO_MEMORY = genuine.cudaError_t.cudaErrorMemoryAllocation
 
 
@@ -43,6 +52,8 @@ class Runtime:
         self.memory: dict[int, np.ndarray] = {}
         self.host: dict[int, np.ndarray] = {}
         self.captured: list[str] | None = None
+        self.graphs = 0  # that are not yet destroyed
+        self.kept_bytes: int | None = None
 
     def __getattr__(self, name: str):
         if name.startswith("cuda") and inspect.isroutine(getattr(genuine, name)):
@@ -72,6 +83,15 @@ class Runtime:
     def _cudaStreamCreateWithFlags(self, flags):
         assert flags == genuine.cudaStreamNonBlocking
         return (77,)
+
+    def _cudaDeviceGetDefaultMemPool(self, device):
+        assert device == 0
+        return ("pool",)
+
+    def _cudaMemPoolSetAttribute(self, pool, attribute, value):
+        assert pool == "pool"
+        assert attribute == genuine.cudaMemPoolAttr.cudaMemPoolAttrReleaseThreshold
+        self.kept_bytes = int(value)
 
     def _cudaMallocAsync(self, size, stream):
         assert stream == 77
@@ -133,6 +153,7 @@ class Runtime:
     def _cudaStreamEndCapture(self, stream):
         assert self.captured is not None
         self.captured = None
+        self.graphs += 1
         return ("graph",)
 
     def _cudaGraphInstantiate(self, graph, flags):
@@ -141,6 +162,7 @@ class Runtime:
 
     def _cudaGraphDestroy(self, graph):
         assert graph == "graph"
+        self.graphs -= 1
 
     def _cudaGraphLaunch(self, executable, stream):
         assert (executable, stream) == ("executable", 77)
@@ -303,6 +325,75 @@ def test_work_that_fails_ends_the_capture(device, runtime):
 
     device.synchronize()
     assert runtime.captured is None
+    assert runtime.graphs == 0
+
+
+@pytest.mark.parametrize("function", ["cudaStreamEndCapture", "cudaGraphInstantiate"])
+def test_a_capture_that_fails_leaves_no_graph(device, runtime, function):
+    runtime.failing[function] = genuine.cudaError_t.cudaErrorStreamCaptureInvalidated
+
+    with pytest.raises(HostError, match=f"{function} says cudaErrorStreamCaptureInvalidated"):
+        device.capture(lambda: None)
+
+    assert runtime.graphs == 0
+
+
+def test_what_waiting_leaves_with_the_process_is_bounded(device, runtime):
+    assert runtime.kept_bytes == 1 << 30
+
+
+def test_closing_after_an_error_of_the_gpu_lets_go_of_all_and_logs_it_once(
+    device, runtime, caplog
+):
+    memory = device.allocate(1000, "a test")
+    locked = device.allocate_host(64)
+    graph = device.capture(lambda: None)
+    for function in (
+        "cudaFreeAsync",
+        "cudaFreeHost",
+        "cudaGraphExecDestroy",
+        "cudaStreamDestroy",
+        "cudaStreamSynchronize",
+    ):
+        runtime.failing[function] = genuine.cudaError_t.cudaErrorIllegalAddress
+    del locked
+    gc.collect()
+    graph.close()
+    device.close()
+    num_calls = len(runtime.calls)
+
+    graph.close()
+    device.close()
+    del memory
+
+    assert len(runtime.calls) == num_calls
+    assert runtime.calls[-2:] == ["cudaFreeHost", "cudaStreamDestroy"]
+    assert [record.message for record in caplog.records] == [
+        "CUDA failed while memory went back: cudaGraphExecDestroy says cudaErrorIllegalAddress"
+    ]
+
+
+def test_a_driver_that_is_too_old_is_named_with_what_is_needed(runtime):
+    runtime.failing["cudaStreamCreateWithFlags"] = genuine.cudaError_t.cudaErrorInsufficientDriver
+    gpu = replace(H200, driver="550.54.15", cuda="12.4")
+
+    with pytest.raises(
+        HostError,
+        match=r"the NVIDIA driver is too old: driver 550\.54\.15 runs CUDA up to 12\.4, and "
+        r"cuda-bindings needs CUDA 13: update the driver to 580 or newer",
+    ):
+        CudaDevice(runtime, find_gpu=lambda: gpu)
+
+
+def test_a_gpu_without_memory_pools_is_named(runtime):
+    for function in ("cudaDeviceGetDefaultMemPool", "cudaMallocAsync"):
+        runtime.failing[function] = genuine.cudaError_t.cudaErrorNotSupported
+    device = CudaDevice(runtime, find_gpu=lambda: H200)
+
+    with pytest.raises(
+        HostError, match=r"NVIDIA H200 has no memory pools under driver 580\.65\.06, CUDA 13\.0"
+    ):
+        device.allocate(10, "a test")
 
 
 def test_a_full_gpu_is_reported_with_what_is_needed_and_what_is_free(device, runtime):
@@ -368,8 +459,8 @@ def test_a_machine_without_a_driver_is_told_so():
     )
 
     assert re.match(
-        r"opened$|CUDA failed: cudaStreamCreateWithFlags says cuda(ErrorInsufficientDriver|"
-        r"ErrorNoDevice)",
+        r"opened$|no NVIDIA driver: |the NVIDIA driver is too old: |"
+        r"CUDA failed: cudaStreamCreateWithFlags says cudaErrorNoDevice",
         found.stdout,
     )
 

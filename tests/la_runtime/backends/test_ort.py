@@ -278,7 +278,7 @@ def test_lookahead_vectors_are_copied_and_must_be_finite(tiny_bundle):
     vectors[:] = np.nan
 
     assert np.isfinite(backend.lookahead_embeddings).all()
-    with pytest.raises(BundleError, match="hold NaN or infinity"):
+    with pytest.raises(BundleError, match="hold NaN, infinity or numbers too large for float32"):
         backend.set_lookahead_embeddings(vectors)
     with pytest.raises(BundleError, match=r"have shape \(1, .*expected"):
         backend.set_lookahead_embeddings(vectors[:1])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +13,7 @@ from la_runtime.backends.base import PassLimits
 from la_runtime.backends.device_cache import Room
 from la_runtime.backends.gpu import Gpu
 from la_runtime.backends.trt_plan import (
+    RTX_COMPUTE_CAPABILITIES,
     check_host,
     choose_plan,
     choose_profile,
@@ -160,6 +163,29 @@ def test_a_plan_for_several_gpus_loads_on_each():
     check_host(plan, plan.version, L4)
     with pytest.raises(HostError, match="built for SM86, SM89 with"):
         check_host(plan, plan.version, H200)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "options"),
+    [
+        (T4, "--target trt-rtx --compute-capability 7.5"),
+        (replace(L4, compute_capability="SM120"), "--target trt-rtx --compute-capability 12.0"),
+        (H200, "--target trt"),
+    ],
+)
+def test_a_plan_for_other_gpus_is_to_be_rebuilt_for_this_one_by_what_can_do_that(gpu, options):
+    plan = make_plan(target=PlanTarget.TRT_RTX, compute_capabilities=("SM86", "SM89"))
+
+    with pytest.raises(HostError, match=f"rebuild with 'la-export plan BUNDLE {options}'$"):
+        check_host(plan, plan.version, gpu)
+
+
+def test_gpus_of_tensorrt_for_rtx_are_those_of_its_bindings():
+    path = Path(__file__).parents[2] / "tensorrt_api" / "signatures" / "tensorrt_rtx.json"
+    members = json.loads(path.read_text(encoding="utf-8"))["classes"]["ComputeCapability"]
+
+    known = {name for name in members["members"] if name.startswith("SM")}
+    assert set(RTX_COMPUTE_CAPABILITIES) == known
 
 
 @pytest.mark.parametrize(
