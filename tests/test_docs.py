@@ -239,12 +239,12 @@ COMMAND_LINES = [
 
 
 def _is_cheap(name: str, arguments: list[str]) -> bool:
-    """Whether a command can run here: not what builds, reads standard input or wants PyTorch."""
+    """Whether a command can run here: not what builds, reads standard input or wants a GPU."""
     match name:
         case "inspect":
             return True
         case "generate":
-            return "--prompt" in arguments
+            return "--prompt" in arguments and "--backend" not in arguments
         case "verify":
             return "self" in arguments
         case _:

@@ -159,15 +159,16 @@ def test_cpu_and_gpu_offer_the_same_versions_of_the_same_library() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
 
-    (cpu,), (gpu,) = extras["cpu"], extras["gpu"]
+    (cpu,), gpu = extras["cpu"], extras["gpu"]
 
-    assert gpu == cpu.replace("onnxruntime", "onnxruntime-gpu")
+    assert cpu.replace("onnxruntime", "onnxruntime-gpu") in gpu
+    assert not {"onnxruntime"} & {requirement.partition(">")[0] for requirement in gpu}
 
 
 def test_imports_run_downwards_only() -> None:
     command = Path(sys.executable).parent / "lint-imports"
 
-    done = subprocess.run([command], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run([command, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
 
     assert done.returncode == 0, done.stdout
 

@@ -34,7 +34,7 @@ def read_logits(
             state,
             backend.contract,
             context=context,
-            widths=(),
+            widths=backend.widths,
             outputs=Outputs.LOGITS,
         )
         yield backend.forward(state, inputs).logits()[0]

@@ -136,9 +136,11 @@ class OwnReference:
         """[tokens, vocab_size] of one causal pass behind what is cached; its rows are committed."""
         contract = self._backend.contract
         start, count = int(state.lengths[0]), len(token_ids)
-        stop = start + count
-        seen = np.zeros((count, stop if contract.capacity is None else contract.capacity), np.bool_)
-        seen[:, :stop] = np.tri(count, stop, start, dtype=np.bool_)
+        # A plan may present a column more than an empty cache has.
+        first = state.past_len if contract.capacity is None else start
+        seen = np.zeros((count, contract.capacity or first + count), np.bool_)
+        seen[:, :start] = True
+        seen[:, first : first + count] = np.tri(count, dtype=np.bool_)
         mask = np.where(seen, 0.0, masked_value(contract.compute_dtype))
         scores = self._backend.forward(
             state,

@@ -309,7 +309,7 @@ def test_json_build_prints_one_object(stub_build: BuildReport) -> None:
 def test_inspect_shows_precision_form_and_capacity(report_of: Callable[..., BuildReport]) -> None:
     report = report_of(("llama", True), (Precision.FP16, CacheForm.SCATTER))
     shown = _run("inspect", str(report.bundle)).stdout
-    for text in ("fp16", "scatter cache of 516 places", "write_index", "batch, 2, 516, 16"):
+    for text in ("fp16", "scatter cache of 520 places", "write_index", "batch, 2, 520, 16"):
         assert text in shown
 
 

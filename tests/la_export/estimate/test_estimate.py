@@ -73,7 +73,7 @@ def test_the_cache_is_the_context_times_the_batch_and_in_scatter_the_capacity() 
     scatter = steps(estimated(max_batch=3, cache_form=CacheForm.SCATTER), Target.ORT_CUDA)[4].memory
 
     assert concat.cache == 3 * 2048 * 512 * 1024
-    assert scatter.cache == 3 * (2048 + 512 + 4) * 512 * 1024
+    assert scatter.cache == 3 * (2048 + 512 + 4 + 4) * 512 * 1024  # rounded up to a multiple of 8
 
 
 def test_the_logits_are_those_of_the_rows_that_a_pass_may_score() -> None:
@@ -83,8 +83,8 @@ def test_the_logits_are_those_of_the_rows_that_a_pass_may_score() -> None:
     logits = {t: steps(found, t)[4].memory.logits for t in (Target.ORT_CUDA, Target.TRT_PER_K)}
 
     assert logits[Target.ORT_CUDA] == 25 * row
-    # A plan's profile for prompts lets a text be checked 32 rows at a time.
-    assert logits[Target.TRT_PER_K] == 32 * row
+    # A plan's profile for prompts scores 32 rows more, for whoever verifies it.
+    assert logits[Target.TRT_PER_K] == (25 + 32) * row
 
 
 def test_memory_of_the_cpu_backend_is_the_hosts_and_of_the_others_the_devices() -> None:

@@ -89,8 +89,8 @@ def test_manifest_states_the_form(form: Form, report: BuildReport) -> None:
     assert manifest.precision == precision.value
     assert contract.compute_dtype is contract.kv_dtype is precision.dtype
     assert contract.cache_form is cache_form
-    # 256 positions, a chunk of no more than those and a group of 4 behind it.
-    assert contract.capacity == (256 + 256 + 4 if cache_form is CacheForm.SCATTER else None)
+    # 256 positions, a chunk of no more than those and a group of 4 behind it; a multiple of 8.
+    assert contract.capacity == (256 + 256 + 4 + 4 if cache_form is CacheForm.SCATTER else None)
     assert manifest.recipe["cache_form"] == cache_form.value
     assert manifest.recipe["opset"] == (24 if cache_form is CacheForm.SCATTER else 23)
 

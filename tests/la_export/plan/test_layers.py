@@ -34,7 +34,9 @@ def test_profiles_that_are_named_are_taken_by_name() -> None:
     """Two graphs of a profile are numbered then, and both profiles from 0 on."""
     names = [f"_gemm_mha_v2_myl{graph}_{i}" for graph in range(2) for i in range(3)]
 
-    found = count_layers(_message(*names, *(f"{name} [profile 1]" for name in names)), num_profiles=2)
+    found = count_layers(
+        _message(*names, *(f"{name} [profile 1]" for name in names)), num_profiles=2
+    )
 
     assert found == LayerCounts(num_layers=12, fused_attentions=(6, 6))
 

@@ -342,9 +342,7 @@ def test_what_waiting_leaves_with_the_process_is_bounded(device, runtime):
     assert runtime.kept_bytes == 1 << 30
 
 
-def test_closing_after_an_error_of_the_gpu_lets_go_of_all_and_logs_it_once(
-    device, runtime, caplog
-):
+def test_closing_after_an_error_of_the_gpu_lets_go_of_all_and_logs_it_once(device, runtime, caplog):
     memory = device.allocate(1000, "a test")
     locked = device.allocate_host(64)
     graph = device.capture(lambda: None)

@@ -42,8 +42,9 @@ from tests.tensorrt_api.engine import make_tensorrt
 from tests.tensorrt_api.host import make_host
 
 # Float sums run in another order for other widths and other numbers of keys. Observed on logits of
-# a range of 7: 2e-6 in fp32; in fp16 1.5e-3, where a last place of such a logit is 4e-3.
-LOGIT_TOLERANCES = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 1e-1}
+# a range of 7: 2e-6 in fp32; in fp16 1.5e-3, where a last place of such a logit is 4e-3. In bf16,
+# an eighth as fine, the fake rounds K/V and vectors alone.
+LOGIT_TOLERANCES = {"fp32": 1e-4, "fp16": 1e-2, "bf16": 3e-2}
 FORMS = [(precision, form) for precision in LOGIT_TOLERANCES for form in CacheForm]
 
 
@@ -471,7 +472,10 @@ def test_padded_rows_are_not_given_out(make_rig):
     backend = rig.open()
     state = backend.allocate(2, CacheSizing.STEPPED)
     inputs = make_step_inputs(
-        [Part(rows=make_rows(3, (), ()), token_ids=(1, 2, 3), scored_from=first) for first in (1, 2)],
+        [
+            Part(rows=make_rows(3, (), ()), token_ids=(1, 2, 3), scored_from=first)
+            for first in (1, 2)
+        ],
         state,
         rig.contract,
         context=CONTEXT,
@@ -523,7 +527,7 @@ def test_widths_are_those_of_the_plan_and_limits_those_of_its_profiles(make_rig)
     backend = rig.open()
 
     assert backend.widths == (9, 25)
-    assert backend.limits == PassLimits(batch=3, block=512, rows=512, places=1024)
+    assert backend.limits == PassLimits(batch=3, block=512, rows=512, places=1024, k=4)
 
 
 # Other plans and targets

@@ -257,11 +257,11 @@ def test_a_pass_that_fits_no_profile_is_refused(given):
 
 def test_limits_are_the_largest_of_any_profile():
     assert plan_limits(make_plan(), CONTRACT, context=256) == PassLimits(
-        batch=4, block=64, rows=64, places=512
+        batch=4, block=64, rows=64, places=512, k=4
     )
     scatter = make_plan(profiles=[make_profile(SCATTER, "step", batch=4, block=9)])
     assert plan_limits(scatter, SCATTER, context=256) == PassLimits(
-        batch=4, block=9, rows=9, places=256
+        batch=4, block=9, rows=9, places=256, k=4
     )
 
 
