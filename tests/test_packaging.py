@@ -168,7 +168,9 @@ def test_cpu_and_gpu_offer_the_same_versions_of_the_same_library() -> None:
 def test_imports_run_downwards_only() -> None:
     command = Path(sys.executable).parent / "lint-imports"
 
-    done = subprocess.run([command, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [command, "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
 
     assert done.returncode == 0, done.stdout
 

@@ -39,9 +39,9 @@ __all__ = ["OrtBackend"]
 _CPU = "CPUExecutionProvider"
 _NAME = "ort-cpu"
 _ANY_SIZE = PassLimits()
-# ONNX Runtime multiplies a single float16 row by other kernels, which round differently: up to 0.05
-# of a logit of SmolLM2-135M. From two rows on, a row's result depends on no other row, and a pass of
-# two takes no longer than a pass of one.
+# ONNX Runtime multiplies a single float16 row by other kernels, which round differently: logits of
+# SmolLM2-135M by up to 0.05. From two rows on, a row's result does not depend on how many there
+# are, and a pass of two takes no longer than a pass of one.
 _LEAST_FLOAT16_ROWS = 2
 
 

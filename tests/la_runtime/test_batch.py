@@ -441,5 +441,5 @@ def test_requests_ask_for_no_longer_lookaheads_than_the_opened_plan_was_made_for
 
     (sequence,) = decoder.make_sequences([PROMPTS[0]], [SamplingParams()])
     assert sequence.k == 2
-    with pytest.raises(UsageError, match="at most 2, that of the plan that was opened, got 3; open"):
+    with pytest.raises(UsageError, match="at most 2, that of the plan that was opened, got 3"):
         decoder.make_sequences([PROMPTS[0]], [SamplingParams(k=3)])

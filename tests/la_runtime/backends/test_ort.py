@@ -10,15 +10,17 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from la_export.verify.epsilon import measure_epsilon
 from la_runtime.backends import open_backend
 from la_runtime.backends.base import CacheSizing, Outputs, PassLimits
 from la_runtime.backends.ort import OrtBackend
 from la_runtime.backends.ort_cache import ConcatCache, HostCache
 from la_runtime.backends.places import grown_capacity
+from la_runtime.batch import BlockPolicy
 from la_runtime.bundle import Bundle, open_bundle
-from la_runtime.contract import CacheForm, Dtype
+from la_runtime.contract import CacheForm, Dtype, Name
 from la_runtime.errors import BundleError, ExitCode, HostError, UsageError
-from tests.la_runtime.backends.conformance import BackendConformance, run
+from tests.la_runtime.backends.conformance import ALL, CONTEXT, BackendConformance, run
 
 # Float sums run in another order for other widths and other numbers of keys. Observed on logits of
 # a range of 7: 2e-6 in fp32; in fp16 1.5e-3, where a last place of such a logit is 4e-3.
@@ -306,3 +308,35 @@ def test_capacity_grows_by_at_most_128_places_or_12_percent(needed):
 def test_an_unknown_backend_is_refused(tiny_bundle):
     with pytest.raises(UsageError, match="unknown backend 'cuda'; expected one of: ort-cpu, "):
         open_backend("cuda", open_bundle(tiny_bundle), threads=1)
+
+
+@pytest.mark.parametrize("cache_form", CacheForm)
+@pytest.mark.parametrize("outputs", [Outputs.TOP, ALL])
+def test_no_float16_row_is_multiplied_alone(tiny_bundle_of, cache_form, outputs):
+    """Blocks are padded to two rows, and a row that is scored alone is scored twice."""
+    bundle = open_bundle(tiny_bundle_of("fp16", cache_form))
+    backend = open_backend("ort-cpu", bundle, threads=1)
+    assert BlockPolicy.within(backend.limits, k_max=4, widths=backend.widths).widths == (2,)
+    state = backend.allocate(2, CacheSizing.STEPPED)
+
+    one = run(backend, state, [[5], [6]], width=2, outputs=outputs)
+
+    bound = state.binding.scores[Name.TOP_IDS]
+    assert bound.shape[:2] == (2, 2)
+    assert np.array_equal(bound[:, 0], bound[:, 1])
+    assert [array.shape[1] for array in one.top()] == [1, 1]
+    assert outputs is Outputs.TOP or one.logits().shape[:2] == (2, 1)
+    assert backend.widths == (2,)
+    backend.close()
+
+
+def test_float16_in_scatter_is_equal_bit_for_bit_at_every_width(tiny_bundle_of):
+    """Every key's column is its position, and no kernel is chosen by the number of rows."""
+    bundle = open_bundle(tiny_bundle_of("fp16", CacheForm.SCATTER))
+    backend = open_backend("ort-cpu", bundle, threads=1)
+    text = np.random.default_rng(9).integers(0, backend.contract.vocab_size, 60).tolist()
+
+    epsilon = measure_epsilon(backend, text, widths=(2, 3, 9, 25), context=CONTEXT)
+
+    assert epsilon == 0.0
+    backend.close()
