@@ -171,6 +171,8 @@ def test_other_files_are_those_that_were_there(bundle: Path) -> None:
     changed = {MANIFEST_NAME: after[MANIFEST_NAME]}
     assert after == {**before, **new, **changed}
     assert (bundle / "onnx" / "model.onnx.data").stat().st_ino == inode
+    # onnx takes a file with a second name for an attack.
+    assert {path.stat().st_nlink for path in bundle.rglob("*") if path.is_file()} == {1}
     assert open_bundle(bundle).manifest.files["trt/trt-rtx/k2.plan"] == hash_file(
         bundle / "trt/trt-rtx/k2.plan"
     )
