@@ -71,6 +71,16 @@ class BuildOptions:
     allow_bin: bool = False
 
     def __post_init__(self) -> None:
+        for field, kind in (("precision", Precision), ("cache_form", CacheForm)):
+            value = getattr(self, field)
+            try:
+                object.__setattr__(self, field, kind(value))  # callers may use their names
+            except ValueError as error:
+                option = field.replace("_", "-")
+                known = ", ".join(kind)
+                raise UsageError(
+                    f"--{option} {value!r} is not known; expected one of: {known}"
+                ) from error
         if not self.model:
             raise UsageError("--model is empty; give a folder, a .gguf file, a hub id or a name")
         if not self.lookahead_lengths:

@@ -11,12 +11,13 @@ from la_export.cli.console import format_bytes
 from la_runtime.bundle import Manifest
 from la_runtime.certificate import describe_voidness
 from la_runtime.contract import TensorSpec
+from la_runtime.plans import PlanProfile
 
 __all__ = ["print_manifest"]
 
 
 def print_manifest(manifest: Manifest, console: Console) -> None:
-    """Print model facts, contract tensors, checks, files and the tools that made them."""
+    """Print model facts, contract tensors, checks, plans, files and the tools that made them."""
     facts = Table("fact", "value")
     for name, value in _facts(manifest):
         facts.add_row(name, value)
@@ -30,6 +31,8 @@ def print_manifest(manifest: Manifest, console: Console) -> None:
     for check in manifest.checks:
         checks.add_row(check.name, f"{check.value:.2g}", f"{check.bound:.2g}", check.detail)
     console.print(checks)
+    if manifest.plans:
+        console.print(_plans(manifest))
     if manifest.certificates:
         console.print(_certificates(manifest))
     files = Table("file", "size", "sha256")
@@ -40,6 +43,35 @@ def print_manifest(manifest: Manifest, console: Console) -> None:
     for name, version in manifest.built_with.items():
         tools.add_row(name, version)
     console.print(tools)
+
+
+def _plans(manifest: Manifest) -> Table:
+    """Which TensorRT and which GPUs each plan is for, and the passes it takes."""
+    table = Table("plan", "k", "TensorRT", "GPUs", "driver", "profiles", "also loads on", "")
+    for plan in manifest.plans:
+        current = manifest.files[manifest.graph].sha256
+        notes = (
+            ("stripped of its weights", plan.is_stripped),
+            ("in later versions of TensorRT", plan.is_version_compatible),
+            ("of another graph than the bundle's: build it again", plan.graph_sha256 != current),
+        )
+        table.add_row(
+            plan.path,
+            ", ".join(map(str, plan.lookahead_lengths)),
+            f"{plan.target} {plan.version}",
+            ", ".join(plan.compute_capabilities),
+            plan.driver or "none",
+            "\n".join(_describe_profile(profile) for profile in plan.profiles),
+            plan.hardware_compatibility.value,
+            ", ".join(note for note, holds in notes if holds),
+        )
+    return table
+
+
+def _describe_profile(profile: PlanProfile) -> str:
+    """Its name, and its ranges as least to most."""
+    spans = (f"{axis} {span.least}..{span.most}" for axis, span in profile.axes.items())
+    return f"{profile.name} k={profile.k}: {', '.join(spans)}"
 
 
 def _certificates(manifest: Manifest) -> Table:

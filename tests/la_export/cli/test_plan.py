@@ -54,6 +54,16 @@ def test_bundle_gets_its_plans(bundle: Path) -> None:
     assert [entry.path for entry in open_bundle(bundle).manifest.plans] == ["trt/trt-rtx/k2.plan"]
 
 
+def test_inspect_shows_what_each_plan_is_for(bundle: Path) -> None:
+    _run(bundle, "--target", "trt-rtx", "--k", "2", "--compute-capability", "8.9")
+
+    shown = CliRunner().invoke(main, ["inspect", str(bundle)]).stdout
+
+    assert "trt/trt-rtx/k2.plan" in shown
+    for text in ("trt-rtx 1.7", "SM89", "prefill k=2: batch 1..4", "step k=2: batch 1..4"):
+        assert text in shown
+
+
 def test_json_is_one_object_and_quiet_says_nothing_else(bundle: Path) -> None:
     result = _run(bundle, "--target", "trt-rtx", "--plans", "shared", "--json", "-q")
 
