@@ -20,6 +20,7 @@ import torch
 from la_export.checkpoint import Checkpoint, find_known_model, find_model, load_checkpoint
 from la_export.checkpoint.checkpoint import EMBEDDING
 from la_export.checkpoint.facts import (
+    build_disk_bytes,
     count_norms,
     count_parameters,
     make_contract,
@@ -68,7 +69,6 @@ from la_runtime.contract import Contract, Dtype
 from la_runtime.errors import HostError, PlanError
 from la_runtime.layout import GroupMask
 from la_runtime.plans import PLANS_FOLDER, PlanFacts
-from la_runtime.storage import storage_dtype
 
 __all__ = [
     "NO_PLANS",
@@ -83,8 +83,6 @@ __all__ = [
 
 NO_PLANS: Final = PlanOptions(target=Target.ONNX)
 _ENGINES: Final = Path("engines")
-# Graph, tokenizer and reports beside the weights.
-_OTHER_BYTES: Final = 32 << 20
 _TOOLS: Final = (
     "lookahead-attention",
     "torch",
@@ -205,9 +203,8 @@ def _resolve(options: BuildOptions, plans: PlanOptions, progress: Progress) -> _
     )
     num_parameters = count_parameters(checkpoint)
     num_plans = _count_plans(options, plans) if has_builder else 0
-    _check_free_space(
-        destination, num_parameters * _bytes_per_parameter(contract.compute_dtype, num_plans)
-    )
+    needed = build_disk_bytes(num_parameters, contract.compute_dtype, num_plans=num_plans)
+    _check_free_space(destination, needed)
     tokenizer = read_tokenizer(checkpoint)
     facts = make_model_facts(
         checkpoint, num_parameters=num_parameters, eos_token_ids=tokenizer.eos_token_ids
@@ -347,19 +344,8 @@ def _count_plans(options: BuildOptions, plans: PlanOptions) -> int:
     return len(set(plans.lookahead_lengths or options.lookahead_lengths))
 
 
-def _bytes_per_parameter(dtype: Dtype, num_plans: int) -> int:
-    """The graph's weights, and either what checking or what the plans take besides.
-
-    A half-precision graph is checked as a float32 twin, which is gone when plans are built.
-    """
-    size = storage_dtype(dtype).itemsize
-    twin = 0 if dtype is Dtype.FLOAT32 else storage_dtype(Dtype.FLOAT32).itemsize
-    return size + max(twin, num_plans * size)
-
-
-def _check_free_space(destination: Path, weight_bytes: int) -> None:
+def _check_free_space(destination: Path, needed: int) -> None:
     """Refuse early when the bundle plainly cannot fit."""
-    needed = weight_bytes + _OTHER_BYTES
     folder = next(parent for parent in destination.absolute().parents if parent.is_dir())
     free = shutil.disk_usage(folder).free
     if free < needed:

@@ -180,5 +180,5 @@ def _compare(
         "excused": verdicts.count(Verdict.EXCUSED),
         "different": verdicts.count(Verdict.DIFFERENT),
         "epsilon": comparisons.epsilon,
-        "tokens_per_pass": sum(after_prefill) / len(after_prefill) if after_prefill else 1.0,
+        "tokens_per_pass": sum(after_prefill) / len(after_prefill) if after_prefill else None,
     }

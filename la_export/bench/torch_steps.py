@@ -11,6 +11,7 @@ transformers' own.
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ import torch
 from torch.nn import functional
 
 from la_export.bench.gpu.shapes import SHAPES, DecoderShape
+from la_runtime.errors import ExitCode
 from la_runtime.layout import Layout, StepRows, make_rows
 from la_runtime.masks import make_attention_mask
 
@@ -306,7 +308,17 @@ def _main(
     rounds: int,
     layers: int | None,
 ) -> None:
-    """Time steps of every lookahead length in both layouts; prints one JSON object."""
+    """Time steps of every lookahead length in both layouts; prints one JSON object.
+
+    Ends with 4 where PyTorch has no GPU.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        click.echo(
+            f"error: PyTorch {torch.__version__} finds no GPU; install a build for CUDA, or give "
+            "--device cpu",
+            err=True,
+        )
+        sys.exit(ExitCode.ENVIRONMENT)
     shape = SHAPES[name] if layers is None else replace(SHAPES[name], num_layers=layers)
     steps = [(k, layout) for k in lengths for layout in (Layout if k else [Layout.ROOT_ONLY])]
     model = StepModel(

@@ -12,9 +12,11 @@ from la_export.checkpoint.configuration import make_skeleton
 from la_runtime.bundle import ModelFacts, RopeFacts
 from la_runtime.contract import CacheForm, Contract, Dtype
 from la_runtime.errors import CheckpointError
+from la_runtime.storage import storage_dtype
 
 __all__ = [
     "TOP_C",
+    "build_disk_bytes",
     "count_norms",
     "count_parameters",
     "make_contract",
@@ -24,6 +26,8 @@ __all__ = [
 
 TOP_C: Final = 8
 _CAPACITY_STEP: Final = 8
+# Graph, tokenizer and reports beside the weights.
+_OTHER_BYTES: Final = 32 << 20
 
 
 def scatter_capacity(context: int, *, prefill_chunk: int, k_max: int) -> int:
@@ -40,6 +44,21 @@ def scatter_capacity(context: int, *, prefill_chunk: int, k_max: int) -> int:
     """
     places = context + max(min(prefill_chunk, context) + k_max, (k_max + 1) ** 2)
     return math.ceil(places / _CAPACITY_STEP) * _CAPACITY_STEP
+
+
+def build_disk_bytes(num_parameters: int, dtype: Dtype, *, num_plans: int) -> int:
+    """Bytes on the disk while a bundle is built: its weights, and what checks or plans take beside.
+
+    A half-precision graph is checked as a float32 twin, which is gone when plans are built.
+
+    Args:
+        num_parameters: of the model.
+        dtype: that the weights are stored in.
+        num_plans: plans that hold the weights once more.
+    """
+    size = storage_dtype(dtype).itemsize
+    twin = 0 if dtype is Dtype.FLOAT32 else storage_dtype(Dtype.FLOAT32).itemsize
+    return num_parameters * (size + max(twin, num_plans * size)) + _OTHER_BYTES
 
 
 def make_contract(

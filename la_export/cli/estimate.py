@@ -79,6 +79,14 @@ _GB = 10**9
     metavar="GB",
     help="Memory of the GPU it is for.  [default: that of the GPU here]",
 )
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("engines"),
+    show_default=True,
+    metavar="DIR",
+    help="Where the bundle would be built: the disk that is looked at.",
+)
 @click.option("--revision", metavar="REV", help="Hub revision: branch, tag or commit.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")
 def estimate_command(
@@ -90,6 +98,7 @@ def estimate_command(
     max_batch: int | None,
     prefill_chunk: int,
     device_memory: float | None,
+    out: Path,
     revision: str | None,
     *,
     as_json: bool,
@@ -119,7 +128,7 @@ def estimate_command(
     if max_batch is not None:
         options = EstimateOptions(build=build, max_batch=max_batch)
     found = estimate(read_shape(model, revision=revision, context=context), options)
-    warnings = list_warnings(found, _read_limits(device_memory))
+    warnings = list_warnings(found, _read_limits(device_memory, out))
     if as_json:
         click.echo(json.dumps({**found.record(), "warnings": list(warnings)}, indent=2))
     else:
@@ -128,7 +137,7 @@ def estimate_command(
         click.echo(f"warning: {warning}", err=True)
 
 
-def _read_limits(device_memory: float | None) -> Limits:
+def _read_limits(device_memory: float | None, out: Path) -> Limits:
     """What this machine has; what it does not say warns of nothing."""
     from la_export.estimate import Limits
     from la_export.host import available_memory_bytes, free_disk_bytes
@@ -136,7 +145,7 @@ def _read_limits(device_memory: float | None) -> Limits:
 
     given = None if device_memory is None else int(device_memory * _GB)
     return Limits(
-        disk=_if_known(lambda: free_disk_bytes(Path("engines"))),
+        disk=_if_known(lambda: free_disk_bytes(out)),
         memory=_if_known(available_memory_bytes),
         device=given or _if_known(lambda: read_gpu().total_memory_bytes),
     )

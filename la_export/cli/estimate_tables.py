@@ -6,8 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from la_export.cli.console import format_bytes
-from la_export.estimate import Estimate, FileSize
-from la_runtime.plans import PLANS_FOLDER
+from la_export.estimate import Estimate, is_plan
 
 __all__ = ["print_estimate"]
 
@@ -51,16 +50,13 @@ def print_estimate(found: Estimate, console: Console) -> None:
 def _file_table(found: Estimate) -> Table:
     """What every bundle holds once, then what each target adds to it."""
     table = Table("for", "file", "size")
-    shared = [entry for entry in found.targets[0].files if not _is_plan(entry)]
+    shared = [entry for entry in found.targets[0].files if not is_plan(entry)]
     for entry in shared:
         table.add_row("every target", entry.path, format_bytes(entry.bytes))
     for target in found.targets:
         table.add_section()
-        for entry in filter(_is_plan, target.files):
+        for entry in filter(is_plan, target.files):
             table.add_row(target.target.value, entry.path, format_bytes(entry.bytes))
         table.add_row(target.target.value, "all", format_bytes(target.disk_bytes))
+        table.add_row(target.target.value, "building", format_bytes(target.build_disk_bytes))
     return table
-
-
-def _is_plan(entry: FileSize) -> bool:
-    return entry.path.startswith(f"{PLANS_FOLDER}/")

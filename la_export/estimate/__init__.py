@@ -17,6 +17,7 @@ from la_export.estimate.results import (
     StepEstimate,
     Target,
     TargetEstimate,
+    is_plan,
     list_warnings,
 )
 from la_export.estimate.shape import ModelShape
@@ -32,6 +33,7 @@ __all__ = [
     "Target",
     "TargetEstimate",
     "estimate",
+    "is_plan",
     "list_warnings",
     "read_shape",
 ]

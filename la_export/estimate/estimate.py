@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from la_export.checkpoint.facts import TOP_C, scatter_capacity
+from la_export.checkpoint.facts import TOP_C, build_disk_bytes, scatter_capacity
 from la_export.estimate.formulas import (
     activation_bytes,
     cache_bytes_per_token,
@@ -29,6 +29,7 @@ from la_export.estimate.results import (
     StepEstimate,
     Target,
     TargetEstimate,
+    is_plan,
 )
 from la_export.estimate.shape import ModelShape
 from la_export.graph.variants import CPU_GRAPH_FILE
@@ -79,9 +80,13 @@ def _estimate_target(shape: ModelShape, options: EstimateOptions, target: Target
     exporting = _EXPORTER_BYTES + _CHECK_COPIES * weight_bytes(shape, Dtype.FLOAT32)
     compiling = _COMPILER_BYTES + _PLAN_COPIES * weights if target.has_plans else 0
     opening = 0 if target is Target.ORT_CPU else _CUDA_BYTES + weights
+    files = tuple(_list_files(shape, options, target))
+    num_plans = sum(is_plan(entry) for entry in files)
+    building = build_disk_bytes(shape.num_parameters, dtype, num_plans=num_plans)
     return TargetEstimate(
         target=target,
-        files=tuple(_list_files(shape, options, target)),
+        files=files,
+        build_disk_bytes=max(building, sum(entry.bytes for entry in files)),
         build_host_bytes=max(exporting, compiling),
         open_host_bytes=_RUNTIME_BYTES + opening,
         steps=tuple(

@@ -15,6 +15,7 @@ from la_export.options import BuildOptions
 from la_export.plan.options import DEFAULT_MAX_BATCH
 from la_runtime.errors import UsageError
 from la_runtime.layout import Layout
+from la_runtime.plans import PLANS_FOLDER
 
 __all__ = [
     "Estimate",
@@ -25,6 +26,7 @@ __all__ = [
     "StepEstimate",
     "Target",
     "TargetEstimate",
+    "is_plan",
     "list_warnings",
 ]
 
@@ -69,6 +71,11 @@ class FileSize:
 
     path: str
     bytes: int
+
+
+def is_plan(entry: FileSize) -> bool:
+    """Whether a file is a TensorRT plan."""
+    return entry.path.startswith(f"{PLANS_FOLDER}/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +124,7 @@ class TargetEstimate:
     Args:
         target: which.
         files: of the bundle.
+        build_disk_bytes: most bytes on the disk while it is built.
         build_host_bytes: peak memory of the process that builds.
         open_host_bytes: memory of the process that runs it, without what `steps` count on the host.
         steps: each lookahead length.
@@ -124,6 +132,7 @@ class TargetEstimate:
 
     target: Target
     files: tuple[FileSize, ...]
+    build_disk_bytes: int
     build_host_bytes: int
     open_host_bytes: int
     steps: tuple[StepEstimate, ...]
@@ -191,9 +200,9 @@ def _needs(found: Estimate, limits: Limits) -> Iterator[tuple[str, str, int, int
     for target in found.targets:
         name = target.target.value
         yield (
-            f"the bundle for {name}",
+            f"building for {name}",
             "disk",
-            target.disk_bytes,
+            target.build_disk_bytes,
             limits.disk,
             "free some, or give --out a larger disk",
         )
@@ -226,6 +235,7 @@ def _target_record(target: TargetEstimate) -> dict[str, Any]:
         "target": target.target.value,
         "files": {entry.path: entry.bytes for entry in target.files},
         "disk_bytes": target.disk_bytes,
+        "build_disk_bytes": target.build_disk_bytes,
         "build_host_bytes": target.build_host_bytes,
         "open_host_bytes": target.open_host_bytes,
         "steps": [

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from la_export import pipeline
-from la_export.checkpoint import Checkpoint
+from la_export.checkpoint import Checkpoint, facts
 from la_export.graph.export import optimize_graph
 from la_export.graph.step_graph import StepGraph
 from la_export.options import Precision
@@ -180,7 +180,7 @@ def test_disk_space_is_asked_for_all_that_lies_there_at_a_time(
         "check_plan_options",
         lambda _: Choice(installation=_BUILDER if has_builder else None),
     )
-    monkeypatch.setattr(pipeline, "_OTHER_BYTES", 0)
+    monkeypatch.setattr(facts, "_OTHER_BYTES", 0)
     monkeypatch.setattr(pipeline, "count_parameters", lambda _: 10**9)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     options = BuildOptions(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import sys
 import time
 from collections.abc import Callable
 from typing import Final
@@ -18,7 +19,9 @@ from typing import Final
 import click
 import numpy as np
 
-__all__ = ["best_bandwidth", "make_numpy_copy"]
+from la_runtime.errors import ExitCode
+
+__all__ = ["best_bandwidth", "has_cuda_bindings", "make_numpy_copy"]
 
 _BYTES: Final = 1 << 30
 _COPIES: Final = 20
@@ -72,7 +75,14 @@ def _make_cuda_copy(size_bytes: int) -> Callable[[], None]:
 
 
 def _make_torch_copy(size_bytes: int) -> Callable[[], None]:
-    torch = importlib.import_module("torch")
+    try:
+        torch = importlib.import_module("torch")
+        has_gpu = torch.cuda.is_available()
+    except ModuleNotFoundError:
+        has_gpu = False
+    if not has_gpu:
+        click.echo("error: neither cuda-bindings nor a PyTorch that finds a GPU is here", err=True)
+        sys.exit(ExitCode.ENVIRONMENT)
     source, target = (torch.ones(size_bytes, dtype=torch.uint8, device="cuda") for _ in range(2))
 
     def copy() -> None:
@@ -80,6 +90,14 @@ def _make_torch_copy(size_bytes: int) -> Callable[[], None]:
         torch.cuda.synchronize()
 
     return copy
+
+
+def has_cuda_bindings() -> bool:
+    """Whether cuda-bindings is installed; other packages, too, put theirs under `cuda`."""
+    try:
+        return importlib.util.find_spec("cuda.bindings") is not None
+    except ModuleNotFoundError:
+        return False
 
 
 @click.command()
@@ -91,7 +109,7 @@ def _main(device: str, size: int, copies: int) -> None:
     makers = {"numpy": make_numpy_copy, "cuda-bindings": _make_cuda_copy, "torch": _make_torch_copy}
     through = "numpy"
     if device == "cuda":
-        through = "cuda-bindings" if importlib.util.find_spec("cuda") else "torch"
+        through = "cuda-bindings" if has_cuda_bindings() else "torch"
     found = best_bandwidth(makers[through](size), size, copies=copies)
     click.echo(json.dumps({"bytes_per_s": found, "through": through, "copied_bytes": size}))
 

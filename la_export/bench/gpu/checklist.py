@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +18,15 @@ from la_export.bench.gpu.machine import (
     DOCTOR,
     INSTALL,
     explain_misfit,
+    explain_missing,
     explain_no_gpu,
+    explain_unlisted_gpu,
     find_finding,
     list_missing_packages,
 )
 from la_export.bench.gpu.shapes import SHAPES
 from la_export.bench.gpu.steps import Progress, Step, StepError
-from la_export.doctor.diagnosis import Section
+from la_export.doctor.diagnosis import Section, Verdict
 from la_runtime.errors import ExitCode
 
 __all__ = ["CPU_BACKEND", "Check", "Model", "make_steps"]
@@ -32,6 +35,8 @@ CPU_BACKEND: Final = "ort-cpu"
 _PLAN_TARGETS: Final = ("trt", "trt-rtx")
 _BANDWIDTH: Final = "bandwidth"
 _ROUNDS: Final = 3
+# Of a limit: what is kept for asking doctor again, and for asking for the GPU alone.
+_KEPT: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +47,7 @@ class Model:
         name: what steps call it.
         source: what `--model` gets; for a random one, where it is made.
         random: name of the shape it is made of; empty for a model that exists.
+        package: that its weights come in; empty when they come in none.
         is_large: whether it is one of billions of parameters: its plans share their weights, and
             its bundle is removed when it has been timed.
     """
@@ -49,6 +55,7 @@ class Model:
     name: str
     source: str
     random: str = ""
+    package: str = ""
     is_large: bool = False
 
     @property
@@ -91,25 +98,29 @@ class Check:
         return self.work / f"{model.name}-{precision}"
 
 
-def make_steps(check: Check, run: RunChild) -> tuple[Step, ...]:
-    """Every step of a check, in order.
+def make_steps(
+    check: Check, run: RunChild, *, clock: Callable[[], float] = time.monotonic
+) -> tuple[Step, ...]:
+    """Every step of a check, in order: what is short and says most comes first.
 
     Args:
         check: what is checked.
         run: runs a command.
+        clock: seconds, from anywhere.
     """
-    maker = _Maker(check, run)
+    maker = _Maker(check, run, clock)
     return tuple(maker.steps())
 
 
 class _Maker:
-    def __init__(self, check: Check, run: RunChild) -> None:
+    def __init__(self, check: Check, run: RunChild, clock: Callable[[], float]) -> None:
         self._check = check
         self._run = run
+        self._clock = clock
 
     def steps(self) -> Iterator[Step]:
         check = self._check
-        yield Step(name=DOCTOR, usual_s=15, run=self._doctor)
+        yield Step(name=DOCTOR, usual_s=60, run=self._doctor)
         yield Step(name=INSTALL, usual_s=120, run=self._install, obstacle=self._nothing_missing)
         yield Step(
             name=_BANDWIDTH,
@@ -117,15 +128,16 @@ class _Maker:
             run=lambda _, limit_s: self._program("bandwidth", self._device, timeout_s=limit_s),
             obstacle=self._no_device,
         )
+        # Two models may be of one shape.
+        shapes = dict.fromkeys(model.shape for model in check.models if model.shape in SHAPES)
+        for shape in shapes:
+            for precision in check.precisions:
+                yield self._torch_steps(shape, precision)
         for model in check.models:
             if model.random:
                 yield self._random_checkpoint(model)
             for precision in check.precisions:
                 yield from self._model_steps(model, precision)
-        for model in check.models:
-            if model.shape in SHAPES:
-                for precision in check.precisions:
-                    yield self._torch_steps(model, precision)
 
     @property
     def _device(self) -> str:
@@ -139,7 +151,9 @@ class _Maker:
             usual_s=15,
             needs=(f"make {model.name}",) if model.random else (),
             run=lambda _, limit_s: self._estimate(model, precision, limit_s),
-            obstacle=self._no_device,
+            obstacle=lambda progress: (
+                self._no_device(progress) or explain_missing(progress, model.package)
+            ),
         )
         yield Step(
             name=build,
@@ -162,17 +176,17 @@ class _Maker:
                 needs = (build, f"plan {where}")
             cannot_run = self._cannot(Section.RUNNING, backend, precision)
             yield Step(
-                name=f"verify {where}",
-                usual_s=120 * model.effort,
-                needs=needs,
-                run=self._verify(model, precision, backend),
-                obstacle=cannot_run,
-            )
-            yield Step(
                 name=f"time {where}",
                 usual_s=60 * model.effort,
                 needs=needs,
                 run=self._time(model, precision, backend),
+                obstacle=cannot_run,
+            )
+            yield Step(
+                name=f"verify {where}",
+                usual_s=120 * model.effort,
+                needs=needs,
+                run=self._verify(model, precision, backend),
                 obstacle=cannot_run,
             )
         if model.is_large:
@@ -186,11 +200,28 @@ class _Maker:
     # --- the machine
 
     def _doctor(self, _: Progress, limit_s: float) -> dict[str, Any]:
-        return self._export(
-            "doctor",
-            timeout_s=limit_s,
-            good_codes=(int(ExitCode.DONE), int(ExitCode.ENVIRONMENT)),
-        )
+        """Where doctor fails, whether there is a GPU is asked alone: PyTorch needs no more."""
+        try:
+            return self._ask_doctor((1 - _KEPT) * limit_s)
+        except StepError as error:
+            module = "la_export.doctor.probes.gpu"
+            try:
+                gpu = self._ask(module, timeout_s=_KEPT * limit_s)["gpu"]
+            except StepError:
+                gpu = None
+            if gpu is None:
+                raise
+            finding = {
+                "section": Section.GPU.value,
+                "name": gpu["name"],
+                "verdict": Verdict.OK.value,
+                "found": gpu["compute_capability"],
+            }
+            raise StepError(str(error), {"findings": [finding]}) from error
+
+    def _ask_doctor(self, timeout_s: float) -> dict[str, Any]:
+        good_codes = (int(ExitCode.DONE), int(ExitCode.ENVIRONMENT))
+        return self._export("doctor", timeout_s=timeout_s, good_codes=good_codes)
 
     def _no_device(self, progress: Progress) -> str:
         """Why nothing can run on the device that is checked."""
@@ -199,7 +230,11 @@ class _Maker:
     def _cannot_plan(self, backend: str, estimate: str, model: Model) -> Callable[[Progress], str]:
         target = "trt, one shared plan" if model.is_large else "trt, a plan per k"
         cannot = self._cannot(Section.BUILDING, f"plans for {backend}")
-        return lambda progress: cannot(progress) or explain_misfit(progress, estimate, target)
+        return lambda progress: (
+            cannot(progress)
+            or explain_unlisted_gpu(progress, backend)
+            or explain_misfit(progress, estimate, target)
+        )
 
     def _cannot(
         self, section: Section, name: str, precision: str = ""
@@ -210,10 +245,10 @@ class _Maker:
             if name != CPU_BACKEND and (reason := explain_no_gpu(progress)):
                 return reason
             finding = find_finding(progress, section, name)
-            verdict, found = finding.get("verdict"), str(finding.get("found", ""))
-            # A GPU that TensorRT for RTX does not list is a warning: it may work, nobody promises.
-            is_good = verdict == "ok" or (verdict == "warn" and not found.startswith("gpu:"))
-            return "" if is_good else f"{name}: {found or 'doctor did not say'}"
+            if finding.get("verdict") not in ("ok", "warn"):
+                return f"{name}: {finding.get('found') or 'doctor did not say'}"
+            # It may work there, but nobody promises.
+            return explain_unlisted_gpu(progress, name)
 
         return obstacle
 
@@ -227,19 +262,30 @@ class _Maker:
 
     def _install(self, progress: Progress, limit_s: float) -> dict[str, Any]:
         """Each requirement for itself: one that cannot be had keeps no other away."""
+        ends = self._clock() + limit_s
         results = {}
         for requirement in list_missing_packages(progress, self._check.backends):
             try:
-                self._install_one(requirement, limit_s)
+                self._install_one(requirement, ends - _KEPT * limit_s)
                 results[requirement] = "installed"
             except StepError as error:
                 results[requirement] = str(error)
-        doctor = self._doctor(progress, limit_s)
         if "installed" not in results.values():
             raise StepError(f"nothing could be installed: {results}", {"results": results})
-        return {"results": results, **doctor}
+        try:
+            return {"results": results, **self._ask_doctor(ends - self._clock())}
+        except StepError as error:
+            raise StepError(f"doctor afterwards: {error}", {"results": results}) from error
 
-    def _install_one(self, requirement: str, limit_s: float) -> None:
+    def _install_one(self, requirement: str, ends: float) -> None:
+        """Install a package before a time by the clock; each call of pip gets what is left."""
+
+        def run(command: Sequence[str]) -> None:
+            left = ends - self._clock()
+            if left <= 0:
+                raise StepError("no time is left for it")
+            self._run(command, timeout_s=left)
+
         pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
         install = [*pip, "install"]
         if self._check.wheels is not None:
@@ -249,9 +295,9 @@ class _Maker:
         if requirement.startswith("onnxruntime-gpu"):
             # Both install the folder onnxruntime, so the one for CPUs has to go, and stays where
             # the other cannot be had.
-            self._run([*install, "--dry-run", requirement], timeout_s=limit_s)
-            self._run([*pip, "uninstall", "-y", "onnxruntime"], timeout_s=limit_s)
-        self._run([*install, requirement], timeout_s=limit_s)
+            run([*install, "--dry-run", requirement])
+            run([*pip, "uninstall", "-y", "onnxruntime"])
+        run([*install, requirement])
 
     # --- models
 
@@ -269,6 +315,7 @@ class _Maker:
         report = self._export(
             *("estimate", "--model", model.source, "--precision", precision),
             *self._lengths(),
+            *("--out", str(self._check.bundle(model, precision))),
             timeout_s=limit_s,
         )
         return {key: report[key] for key in ("parameters", "warnings") if key in report}
@@ -307,7 +354,7 @@ class _Maker:
                     timeout_s=limit_s,
                 )
             except StepError as error:
-                raise StepError(str(error), _verdict(error.found)) from error
+                raise StepError(str(error), _verdict(error.found), status=error.status) from error
             return _verdict(report)
 
         return run
@@ -325,27 +372,19 @@ class _Maker:
 
         return run
 
-    def _torch_steps(self, model: Model, precision: str) -> Step:
-        def obstacle(progress: Progress) -> str:
-            if reason := self._no_device(progress):
-                return reason
-            timed = [
-                name
-                for name in progress.outcomes
-                if name.startswith(f"time {model.name} {precision} ") and progress.is_done(name)
-            ]
-            return f"{timed[0]!r} has timed such steps" if timed else ""
-
+    def _torch_steps(self, shape: str, precision: str) -> Step:
         return Step(
-            name=f"torch steps {model.shape} {precision}",
-            usual_s=30 * model.effort,
+            name=f"torch steps {shape} {precision}",
+            usual_s=45,
             run=lambda _, limit_s: self._ask(
-                *("la_export.bench.torch_steps", "--shape", model.shape),
+                *("la_export.bench.torch_steps", "--shape", shape),
                 *("--device", self._device, "--precision", precision),
                 *self._lengths(),
                 timeout_s=limit_s,
             ),
-            obstacle=obstacle,
+            obstacle=lambda progress: (
+                self._no_device(progress) or explain_missing(progress, "torch")
+            ),
         )
 
     # --- commands

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final, Protocol
 
-from la_export.bench.gpu.steps import StepError
+from la_export.bench.gpu.steps import Status, StepError
+from la_runtime.errors import ExitCode
 
-__all__ = ["RunChild", "run_child"]
+__all__ = ["TERMINATED", "RunChild", "end_when_terminated", "run_child"]
 
+TERMINATED: Final = 128 + signal.SIGTERM
 _LAST_WORDS: Final = 600
+_NOT_RUN: Final = frozenset({int(ExitCode.COULD_NOT_RUN), int(ExitCode.ENVIRONMENT)})
 
 
 class RunChild(Protocol):
@@ -40,7 +46,8 @@ def run_child(
         The object; empty when it printed none.
 
     Raises:
-        StepError: it ended otherwise; the message ends with what it said last.
+        StepError: it ended otherwise; the message ends with what it said last. Where the exit code
+            says that it could not run, so does the error's status.
     """
     with tempfile.TemporaryDirectory() as folder:
         printed, said = Path(folder, "printed"), Path(folder, "said")
@@ -62,8 +69,18 @@ def run_child(
                 _end(child)
         found = _read_object(printed)
         if code not in good_codes:
-            raise StepError(f"{_describe_end(code)}: {_last_words(said)}", found)
+            status = Status.NOT_RUN if code in _NOT_RUN else Status.FAILED
+            raise StepError(f"{_describe_end(code)}: {_last_words(said)}", found, status=status)
         return found
+
+
+def end_when_terminated() -> None:
+    """Let SIGTERM end this process as an error does, so that its children end with it."""
+
+    def end(_: int, __: FrameType | None) -> None:
+        sys.exit(TERMINATED)
+
+    signal.signal(signal.SIGTERM, end)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
@@ -85,8 +102,12 @@ def _last_words(path: Path) -> str:
 
 
 def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        record = json.loads(path.read_text("utf-8", "replace"))
-    except ValueError:
-        return {}
-    return record if isinstance(record, dict) else {}
+    """The first object that begins a line; libraries print lines of their own around it."""
+    text = path.read_text("utf-8", "replace")
+    for start in re.finditer(r"^\{", text, re.MULTILINE):
+        try:
+            record, _ = json.JSONDecoder().raw_decode(text, start.start())
+        except ValueError:
+            continue
+        return dict(record)
+    return {}

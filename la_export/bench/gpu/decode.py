@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any, Final
 
 import click
@@ -125,12 +125,18 @@ def _run_pass(backend: Backend, state: CacheState, part: Part, context: int) -> 
 
 
 def count_read_bytes(manifest: Manifest, *, past: int) -> int:
-    """What a step has to read behind so many tokens: the weights, and their keys and values."""
+    """What a step has to read behind so many tokens: the weights, and their keys and values.
+
+    Of an embedding table that the head does not share, hardly anything is read; it does not count.
+    """
     contract = manifest.contract
     width = storage_dtype(contract.kv_dtype).itemsize
     per_token = 2 * contract.num_layers * contract.num_kv_heads * contract.head_dim * width
-    weights = f"{manifest.graph}.data"
-    return manifest.files[weights].bytes + past * per_token
+    weights = manifest.files[f"{manifest.graph}.data"].bytes
+    if not manifest.model.tied_embeddings:
+        held = storage_dtype(contract.compute_dtype).itemsize
+        weights -= contract.vocab_size * contract.hidden_size * held
+    return weights + past * per_token
 
 
 @click.command()
@@ -170,6 +176,9 @@ def _main(
             token_ids = entry.pop("token_ids")
             plain = token_ids if plain is None else plain
             entry["same_tokens_as_plain"] = token_ids == plain
+            middle = round(mean(len(prompt) for prompt in prompts)) + tokens // 2
+            entry["past"] = middle
+            entry["read_bytes"] = count_read_bytes(manifest, past=middle)
             decoding.append(entry)
             for layout in Layout if k else [Layout.ROOT_ONLY]:
                 passes.append(

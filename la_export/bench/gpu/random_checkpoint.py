@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -25,7 +26,8 @@ from la_export.bench.gpu.shapes import SHAPES, DecoderShape
 __all__ = ["write_random_checkpoint"]
 
 _SHARD_BYTES: Final = 2 * 10**9
-_POOL: Final = 1 << 22
+# A prime number, so that no row of a matrix begins where another one does.
+_POOL: Final = (1 << 22) - 3
 _SPREAD: Final = 0.02
 _WIDTH: Final = 2
 _SPECIAL: Final = ("<unk>", "<s>", "</s>")
@@ -107,7 +109,7 @@ def _draw(pool: NDArray[np.float16], name: str, size: tuple[int, ...]) -> NDArra
     """Numbers from somewhere in the pool; norms are ones, so that activations keep their size."""
     if "norm" in name:
         return np.ones(size, np.float16)
-    start = sum(name.encode()) * 7919 % _POOL
+    start = zlib.crc32(name.encode()) % _POOL
     return np.resize(np.roll(pool, -start), size)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 __all__ = ["Outcome", "Progress", "Status", "Step", "StepError", "run_steps"]
 
 # A child that takes this many times what is usual hangs.
-_PATIENCE: Final = 10.0
+_PATIENCE: Final = 3.0
 
 
 class Status(StrEnum):
@@ -25,11 +25,24 @@ class Status(StrEnum):
 
 
 class StepError(Exception):
-    """A step went wrong; what it had found until then may be worth keeping."""
+    """A step went wrong, or could not be run after all.
 
-    def __init__(self, reason: str, found: Mapping[str, Any] | None = None) -> None:
+    Args:
+        reason: why.
+        found: what it had found until then, if that is worth keeping.
+        status: how the step ended.
+    """
+
+    def __init__(
+        self,
+        reason: str,
+        found: Mapping[str, Any] | None = None,
+        *,
+        status: Status = Status.FAILED,
+    ) -> None:
         super().__init__(reason)
         self.found = dict(found or {})
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,10 +126,10 @@ def run_steps(
         report: is told before a step (with no outcome) and after it.
 
     Returns:
-        How each ended.
+        How each ended. An exception of a step is how that step ended.
     """
     progress = Progress()
-    for step in steps:
+    for index, step in enumerate(steps):
         began = clock()
         left = None if deadline is None else deadline - began
         why = next(_obstacles(step, progress, left), "")
@@ -124,7 +137,8 @@ def run_steps(
             outcome = Outcome(name=step.name, status=Status.NOT_RUN, why=why)
         else:
             report(progress, None, step)
-            outcome = _run(step, progress, left, clock)
+            limit = _limit(step, progress, left, steps[index + 1 :])
+            outcome = _run(step, progress, limit, clock)
         progress.outcomes[step.name] = outcome
         report(progress, outcome, step)
     return progress
@@ -143,13 +157,31 @@ def _obstacles(step: Step, progress: Progress, left: float | None) -> Iterator[s
         yield f"it takes about {step.usual_s:.0f} s, and {max(left, 0.0):.0f} s are left"
 
 
-def _run(step: Step, progress: Progress, left: float | None, clock: Callable[[], float]) -> Outcome:
+def _limit(step: Step, progress: Progress, left: float | None, later: Sequence[Step]) -> float:
+    """Seconds that a step may take: what is usual, and more where no later step needs them."""
+    patience = _PATIENCE * step.usual_s
+    if left is None:
+        return patience
+    needed = sum(other.usual_s for other in later if _may_run(other, progress))
+    return min(left, max(step.usual_s, min(patience, left - needed)))
+
+
+def _may_run(step: Step, progress: Progress) -> bool:
+    """Whether nothing that is known yet keeps a step from being run."""
+    lacks = (
+        name for name in step.needs if name in progress.outcomes and not progress.is_done(name)
+    )
+    return next(lacks, None) is None and not step.obstacle(progress)
+
+
+def _run(step: Step, progress: Progress, limit: float, clock: Callable[[], float]) -> Outcome:
     began = clock()
-    limit = _PATIENCE * step.usual_s if left is None else min(left, _PATIENCE * step.usual_s)
     try:
         found = step.run(progress, limit)
     except StepError as error:
-        status, why, found = Status.FAILED, str(error), error.found
+        status, why, found = error.status, str(error), error.found
+    except Exception as error:  # noqa: BLE001 - what is timed behind it is worth more than a trace
+        status, why, found = Status.FAILED, f"{type(error).__name__}: {error}", {}
     else:
         status, why = Status.DONE, ""
     return Outcome(name=step.name, status=status, why=why, seconds=clock() - began, found=found)

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -78,6 +79,16 @@ def make_runs(
             for way, runs in tokens.items()
         },
     )
+
+
+def test_texts_of_one_token_have_no_tokens_per_pass():
+    """The first token comes with the prompt's own pass."""
+    runs = make_runs({PLAINLY: [(1,)], OWN: [(1,)]}, form=CacheForm.CONCAT)
+    decoded = {way: [replace(found[0], block_lengths=[1])] for way, found in runs.runs.items()}
+
+    (row,), _ = compare_forms([replace(runs, runs=decoded)], ["a"])
+
+    assert row["tokens_per_pass"] is None
 
 
 def test_float32_is_compared_across_forms_and_coarser_arithmetic_with_itself():

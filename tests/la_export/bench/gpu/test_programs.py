@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 import pytest
+from click.testing import CliRunner
 
-from la_export.bench.gpu.bandwidth import best_bandwidth
+from la_export.bench.gpu.bandwidth import best_bandwidth, has_cuda_bindings
 from la_export.bench.gpu.children import run_child
 from la_export.bench.gpu.steps import StepError
 from la_export.bench.prompts import load_prompts, pick_prompts
 from la_runtime.bundle import read_manifest
+from la_runtime.errors import ExitCode
 from la_runtime.generation import Engine
 from tests.tiny_models import build_tiny_bundle
 
@@ -45,7 +48,12 @@ def test_decoding_is_timed_plainly_and_with_lookaheads_and_gives_the_same_tokens
     assert all(0 < s["best_ms"] <= s["median_ms"] for s in found["steps"])
     manifest = read_manifest(bundle)
     weights = manifest.files["onnx/model.onnx.data"].bytes
-    assert found["read_bytes"] == weights + 9 * 2 * 2 * 2 * 16 * 4
+    per_token = 2 * 2 * 2 * 16 * 4
+    if not manifest.model.tied_embeddings:
+        weights -= manifest.contract.vocab_size * manifest.contract.hidden_size * 4
+    assert found["read_bytes"] == weights + 9 * per_token
+    assert ahead["past"] > 6 // 2, "prompts and half of what was decoded"
+    assert ahead["read_bytes"] == weights + ahead["past"] * per_token
 
 
 def test_tokens_per_pass_are_those_of_the_engine(bundle) -> None:
@@ -66,6 +74,31 @@ def test_the_bandwidth_of_memory_counts_what_is_read_and_what_is_written(monkeyp
     monkeypatch.setattr("la_export.bench.gpu.bandwidth.time.perf_counter", lambda: next(ticks))
 
     assert best_bandwidth(lambda: None, 500, copies=2) == 1000.0
+
+
+def test_something_else_under_the_name_of_cuda_is_no_cuda_bindings(monkeypatch) -> None:
+    def find(name: str):
+        raise ModuleNotFoundError(f"No module named {name.partition('.')[0]!r}")
+
+    monkeypatch.setattr("la_export.bench.gpu.bandwidth.importlib.util.find_spec", find)
+    assert not has_cuda_bindings()
+    monkeypatch.setattr("la_export.bench.gpu.bandwidth.importlib.util.find_spec", lambda _: None)
+    assert not has_cuda_bindings()
+
+
+@pytest.mark.parametrize("module", ["gpu.bandwidth", "torch_steps"])
+def test_without_a_gpu_a_program_says_so_and_has_not_failed(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("la_export.bench.gpu.bandwidth.has_cuda_bindings", lambda: False)
+    device = ["cuda"] if module == "gpu.bandwidth" else ["--device", "cuda"]
+    program = importlib.import_module(f"la_export.bench.{module}")
+
+    result = CliRunner().invoke(program._main, device)
+
+    assert result.exit_code == ExitCode.ENVIRONMENT
+    assert result.stderr.startswith("error: ")
 
 
 def test_the_bandwidth_program_prints_what_it_measured() -> None:

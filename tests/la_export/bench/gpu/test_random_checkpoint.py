@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import torch
+from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from la_export.bench.gpu.random_checkpoint import write_random_checkpoint
@@ -43,6 +44,18 @@ def test_it_is_a_checkpoint_that_transformers_and_a_build_read(tmp_path) -> None
         logits = model(torch.tensor([[5, 6, 7]])).logits
     assert torch.isfinite(logits).all()
     assert float(logits.std()) > 0
+
+
+def test_no_two_rows_of_a_matrix_as_wide_as_a_7bs_are_the_same(tmp_path) -> None:
+    wide = replace(TINY, hidden_size=4096, vocab_size=2100, num_layers=1, intermediate_size=8)
+    wide = replace(wide, num_heads=1, num_kv_heads=1)
+
+    folder = write_random_checkpoint(tmp_path / "wide", wide)
+
+    (file,) = folder.glob("*.safetensors")
+    head = load_file(file)["lm_head.weight"]
+    assert head.shape == (2100, 4096)
+    assert len({row.tobytes() for row in head}) == 2100
 
 
 def test_no_shard_is_larger_than_asked_but_for_a_single_tensor(tmp_path) -> None:
