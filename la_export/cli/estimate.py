@@ -83,9 +83,8 @@ _GB = 10**9
     "--out",
     type=click.Path(path_type=Path),
     default=Path("engines"),
-    show_default=True,
     metavar="DIR",
-    help="Where the bundle would be built: the disk that is looked at.",
+    help="Where it would be built; the disk that is looked at.  [default: engines]",
 )
 @click.option("--revision", metavar="REV", help="Hub revision: branch, tag or commit.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of tables.")

@@ -14,6 +14,8 @@ __all__ = ["Outcome", "Progress", "Status", "Step", "StepError", "run_steps"]
 
 # A child that takes this many times what is usual hangs.
 _PATIENCE: Final = 3.0
+# Starting an interpreter and its libraries may take most of a minute, whatever the step.
+_START_S: Final = 60.0
 
 
 class Status(StrEnum):
@@ -158,12 +160,12 @@ def _obstacles(step: Step, progress: Progress, left: float | None) -> Iterator[s
 
 
 def _limit(step: Step, progress: Progress, left: float | None, later: Sequence[Step]) -> float:
-    """Seconds that a step may take: what is usual, and more where no later step needs them."""
-    patience = _PATIENCE * step.usual_s
+    """Seconds that a step may take: beyond what is usual, half of those that later steps need."""
+    patience = max(_START_S, _PATIENCE * step.usual_s)
     if left is None:
         return patience
     needed = sum(other.usual_s for other in later if _may_run(other, progress))
-    return min(left, max(step.usual_s, min(patience, left - needed)))
+    return min(left, max(step.usual_s, min(patience, max(left - needed, left / 2))))
 
 
 def _may_run(step: Step, progress: Progress) -> bool:

@@ -1,4 +1,4 @@
-"""`scripts/gpu_check` itself, in a copy of the repository with a Python that only notes its words."""
+"""`scripts/gpu_check` itself, in a copy of the repository whose Python notes what it is asked."""
 
 from __future__ import annotations
 
