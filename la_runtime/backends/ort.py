@@ -125,7 +125,8 @@ class OrtBackend:
         if not inputs.outputs:
             inputs = replace(inputs, logits_rows=inputs.logits_rows[:, :0])
         num_wanted = inputs.logits_rows.shape[1]
-        if 0 < num_wanted < self._least_rows:
+        is_padded = 0 < num_wanted < self._least_rows
+        if is_padded:
             rows = np.repeat(inputs.logits_rows, self._least_rows, axis=1)
             inputs = replace(inputs, logits_rows=rows)
         state.binding.bind_inputs(inputs, self.lookahead_embeddings)
@@ -136,6 +137,8 @@ class OrtBackend:
         )
         self.session.run_with_iobinding(state.binding.io_binding, None)
         scores = state.binding.scores
+        if not is_padded:
+            return ArrayScores(scores)
         return ArrayScores({name: found[:, :num_wanted] for name, found in scores.items()})
 
     def commit(self, state: CacheState, rows: Sequence[Sequence[int]]) -> None:
