@@ -19,16 +19,25 @@ DEFAULT_PREFILL_CHUNK: Final = 512
 class Precision(StrEnum):
     """Numbers that weights, activations and cache are held in.
 
-    Normalizations and the angles of the rotary embedding are computed in float32 in each.
+    Normalizations and the angles of the rotary embedding are computed in float32 in each. The
+    integer precisions hold weights in them; their cache is float32. ``int8`` multiplies integers:
+    each row of activations is quantized by itself. ``int4`` multiplies floats.
     """
 
     FP32 = "fp32"
     FP16 = "fp16"
     BF16 = "bf16"
+    INT8 = "int8"
+    INT4 = "int4"
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether some products are of integers, which only ONNX Runtime computes."""
+        return self in (Precision.INT8, Precision.INT4)
 
     @property
     def dtype(self) -> Dtype:
-        """The contract's name of it."""
+        """The contract's name of what is computed and cached in."""
         return _DTYPES[self]
 
 
@@ -36,6 +45,8 @@ _DTYPES: Final = {
     Precision.FP32: Dtype.FLOAT32,
     Precision.FP16: Dtype.FLOAT16,
     Precision.BF16: Dtype.BFLOAT16,
+    Precision.INT8: Dtype.FLOAT32,
+    Precision.INT4: Dtype.FLOAT32,
 }
 
 
@@ -48,6 +59,10 @@ class BuildOptions:
         lookahead_lengths: values of k the bundle serves, 0 to `LARGEST_K`; 0 decodes plainly.
         precision: what weights, activations and cache are held in.
         cache_form: how K/V reach the cache.
+        smoothing: whether differences in size between activations move into the weights that
+            multiply them, see `quantize.smoothing`. Precision ``int8`` only.
+        packed: whether weights are also stored as the kernels of this processor read them, so that
+            processes share them; elsewhere nothing is lost but the disk space.
         prefill_chunk: prompt tokens that a pass of cache form `scatter` has room for.
         out: the bundle's folder; `engines/<name>` when not given.
         context: positions to serve; the model's own limit when not given.
@@ -63,6 +78,8 @@ class BuildOptions:
     lookahead_lengths: tuple[int, ...]
     precision: Precision = Precision.FP32
     cache_form: CacheForm = CacheForm.CONCAT
+    smoothing: bool = True
+    packed: bool = False
     prefill_chunk: int = DEFAULT_PREFILL_CHUNK
     out: Path | None = None
     context: int | None = None
@@ -94,6 +111,11 @@ class BuildOptions:
             )
         if self.threads is not None and self.threads < 1:
             raise UsageError(f"--threads {self.threads} is out of range; expected at least 1")
+
+    @property
+    def is_smoothed(self) -> bool:
+        """Whether weights are smoothed before they are quantized."""
+        return self.precision is Precision.INT8 and self.smoothing
 
     @property
     def sorted_lengths(self) -> tuple[int, ...]:

@@ -12,15 +12,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Final
 
 import torch
 
-from la_export.checkpoint import Checkpoint, find_known_model, find_model, load_checkpoint
+from la_export.checkpoint import (
+    Checkpoint,
+    find_known_model,
+    find_model,
+    load_checkpoint,
+    name_place,
+)
 from la_export.checkpoint.checkpoint import EMBEDDING
 from la_export.checkpoint.facts import (
     build_disk_bytes,
+    check_input_features,
     count_norms,
     count_parameters,
     make_contract,
@@ -29,18 +36,14 @@ from la_export.checkpoint.facts import (
 from la_export.checkpoint.tokenizer_files import TokenizerFiles, read_tokenizer
 from la_export.graph.check import check_graph_file
 from la_export.graph.export import optimize_graph, trace_model
+from la_export.graph.packed_weights import add_packed_weights
 from la_export.graph.parity import check_parity
 from la_export.graph.step_graph import OPSET_VERSIONS
 from la_export.graph.stored_weights import check_weights
-from la_export.graph.variants import (
-    CPU_BACKEND,
-    CPU_OMITS,
-    check_cpu_variant,
-    write_cpu_variant,
-)
+from la_export.graph.variants import check_variant, write_cpu_variant
 from la_export.graph.weights import write_graph
 from la_export.lookahead import UNTUNED, make_untuned_vectors, write_lookahead_vectors
-from la_export.options import BuildOptions
+from la_export.options import BuildOptions, Precision
 from la_export.plan import (
     PlanOptions,
     PlanSharing,
@@ -50,6 +53,11 @@ from la_export.plan import (
     build_plans,
     check_plan_options,
 )
+from la_export.quantize.calibration import calibrate
+from la_export.quantize.integers import BLOCK_SIZE
+from la_export.quantize.smoothing import NO_SMOOTHING, SmoothedReader, Smoothing
+from la_export.quantize.smoothing_file import SMOOTHING_PATH, write_smoothing
+from la_export.recipe import Recipe, make_recipe
 from la_export.reference import TorchReference
 from la_export.stages import Clock, Progress, SilentProgress, Stage, StageReport
 from la_runtime.bundle import (
@@ -65,8 +73,8 @@ from la_runtime.bundle import (
     seal_bundle,
     write_bundle,
 )
-from la_runtime.contract import Contract, Dtype
-from la_runtime.errors import HostError, PlanError
+from la_runtime.contract import Contract
+from la_runtime.errors import HostError, PlanError, UsageError
 from la_runtime.layout import GroupMask
 from la_runtime.plans import PLANS_FOLDER, PlanFacts
 
@@ -135,8 +143,22 @@ def build(
         LookaheadError: the model, the options or the machine do not allow it, or a check failed.
     """
     clock = Clock(progress or SilentProgress(), began=time.perf_counter())
+    plans = _check_target(options, plans, clock.progress)
     with _torch_threads(options.threads):
         return _build(options, plans, clock)
+
+
+def _check_target(options: BuildOptions, plans: PlanOptions, progress: Progress) -> PlanOptions:
+    """TensorRT's importer knows no product of integers, so nothing is tried in vain."""
+    if not options.precision.is_integer or plans.target is Target.ONNX:
+        return plans
+    if plans.target is not Target.AUTO:
+        raise UsageError(
+            f"--target {plans.target} has no plans in --precision {options.precision}: TensorRT "
+            "multiplies no integers; use --target onnx, or another --precision"
+        )
+    progress.note(f"no plans: TensorRT multiplies no integers, as --precision {options.precision}")
+    return NO_PLANS
 
 
 def _build(options: BuildOptions, plans: PlanOptions, clock: Clock) -> BuildReport:
@@ -146,20 +168,34 @@ def _build(options: BuildOptions, plans: PlanOptions, clock: Clock) -> BuildRepo
     with clock.stage(Stage.TRACE):
         step_graph = trace_model(inputs.checkpoint.traced_config, contract)
     with clock.stage(Stage.OPTIMIZE):
-        optimize_graph(step_graph)
+        optimize_graph(step_graph, options.precision)
+    smoothing = _calibrate(options, inputs, clock)
     with write_bundle(inputs.destination) as work:
         with clock.stage(Stage.WEIGHTS):
-            graph_path = write_graph(step_graph, inputs.checkpoint, (work / GRAPH_PATH).parent)
-            variants = _write_variants(graph_path, contract)
+            reader = SmoothedReader(source=inputs.checkpoint, smoothing=smoothing)
+            graph_path = write_graph(step_graph, reader, (work / GRAPH_PATH).parent)
+            if options.is_smoothed:
+                write_smoothing(work / SMOOTHING_PATH, smoothing)
+            variant = write_cpu_variant(graph_path, contract)
+            variants = () if variant is None else (variant,)
+            if options.packed and variant is not None:
+                add_packed_weights(work / variant.path)
             _write_vectors(work, inputs)
         with clock.stage(Stage.TOKENIZER):
             inputs.tokenizer.write(work)
         with clock.stage(Stage.CHECK):
-            checks = _check(work, variants, inputs, options.threads)
+            checks = _check(work, variants, inputs, options, smoothing)
         built = _build_plans(work, options, plans, inputs, clock)
         with clock.stage(Stage.SEAL):
+            recipe = make_recipe(
+                options,
+                plans,
+                place=name_place(inputs.model_facts.source, inputs.model_facts.revision),
+                context=inputs.checkpoint.context,
+                target=Target(built.facts[0].target) if built.facts else Target.ONNX,
+            )
             manifest = _make_manifest(
-                options, inputs, variants=variants, plans=built.facts, checks=checks
+                options, inputs, recipe, variants=variants, plans=built.facts, checks=checks
             )
             manifest = seal_bundle(work, manifest)
     return BuildReport(
@@ -194,6 +230,8 @@ def _resolve(options: BuildOptions, plans: PlanOptions, progress: Progress) -> _
     destination = options.out or _ENGINES / source.name
     check_destination(destination)
     checkpoint = load_checkpoint(source, context=options.context)
+    if options.precision is Precision.INT4:
+        check_input_features(checkpoint, block_size=BLOCK_SIZE, precision=options.precision)
     contract = make_contract(
         checkpoint,
         options.k_max,
@@ -218,6 +256,14 @@ def _resolve(options: BuildOptions, plans: PlanOptions, progress: Progress) -> _
     )
 
 
+def _calibrate(options: BuildOptions, inputs: _Inputs, clock: Clock) -> Smoothing:
+    """Nothing, in precisions that quantize no activation."""
+    if not options.is_smoothed:
+        return NO_SMOOTHING
+    with clock.stage(Stage.CALIBRATE):
+        return calibrate(inputs.checkpoint.load_model())
+
+
 def _write_vectors(work: Path, inputs: _Inputs) -> None:
     embeddings = inputs.checkpoint.read(EMBEDDING)
     write_lookahead_vectors(
@@ -228,31 +274,32 @@ def _write_vectors(work: Path, inputs: _Inputs) -> None:
     )
 
 
-def _write_variants(graph_path: Path, contract: Contract) -> tuple[GraphVariant, ...]:
-    """The graph for ONNX Runtime's CPU provider, in precisions that it computes in."""
-    if contract.compute_dtype is Dtype.BFLOAT16:
-        return ()
-    variant = write_cpu_variant(graph_path)
-    path = PurePosixPath(GRAPH_PATH).with_name(variant.name)
-    return (GraphVariant(path=str(path), backend=CPU_BACKEND, omits=CPU_OMITS),)
-
-
 def _check(
-    work: Path, variants: tuple[GraphVariant, ...], inputs: _Inputs, threads: int | None
+    work: Path,
+    variants: tuple[GraphVariant, ...],
+    inputs: _Inputs,
+    options: BuildOptions,
+    smoothing: Smoothing,
 ) -> tuple[CheckResult, ...]:
     """The file against the contract first: it is cheap and names its faults best."""
     checkpoint, contract = inputs.checkpoint, inputs.contract
     graph_path, context = work / GRAPH_PATH, checkpoint.context
-    threads = threads or torch.get_num_threads()
+    threads = options.threads or torch.get_num_threads()
     checks = [check_graph_file(graph_path, contract, num_norms=count_norms(checkpoint))]
-    for variant in variants:
-        path = work / variant.path
-        checks.append(
-            check_cpu_variant(graph_path, path, contract, context=context, threads=threads)
-        )
-    reference = TorchReference(checkpoint.load_model(), weights=contract.compute_dtype)
-    checks.append(check_weights(graph_path, contract, reference))
+    model = checkpoint.load_model()
+    reference = TorchReference(model, precision=options.precision, smoothing=smoothing)
+    checks.append(check_weights(graph_path, reference))
     checks += check_parity(graph_path, contract, reference, context=context, threads=threads)
+    for variant in variants:
+        checks += check_variant(
+            graph_path,
+            work / variant.path,
+            variant,
+            reference,
+            contract=contract,
+            context=context,
+            threads=threads,
+        )
     return tuple(checks)
 
 
@@ -284,6 +331,7 @@ def _build_plans(
 def _make_manifest(
     options: BuildOptions,
     inputs: _Inputs,
+    recipe: Recipe,
     *,
     variants: tuple[GraphVariant, ...],
     plans: tuple[PlanFacts, ...],
@@ -300,33 +348,16 @@ def _make_manifest(
         variants=variants,
         plans=plans,
         lookahead=LookaheadFacts(path=LOOKAHEAD_PATH, origin=UNTUNED, group_mask=GroupMask.STRICT),
-        recipe=_make_recipe(options, inputs),
-        built_with=_tool_versions(),
+        recipe=recipe,
+        built_with=_tool_versions(inputs.contract),
         created_utc=datetime.now(UTC).isoformat(timespec="seconds"),
         checks=checks,
         files={},
     )
 
 
-def _make_recipe(
-    options: BuildOptions, inputs: _Inputs
-) -> dict[str, str | int | float | bool | list[int]]:
-    source = inputs.checkpoint.source
-    return {
-        "model": source.origin,
-        "revision": source.revision,
-        "lookahead_lengths": list(options.sorted_lengths),
-        "precision": options.precision.value,
-        "cache_form": options.cache_form.value,
-        "prefill_chunk": options.prefill_chunk,
-        "context": inputs.checkpoint.context,
-        "opset": OPSET_VERSIONS[inputs.contract.cache_form],
-        "allow_bin": options.allow_bin,
-    }
-
-
-def _tool_versions() -> dict[str, str]:
-    versions = {}
+def _tool_versions(contract: Contract) -> dict[str, str]:
+    versions = {"opset": str(OPSET_VERSIONS[contract.cache_form])}
     for name in _TOOLS:
         try:
             versions[name] = importlib.metadata.version(name)

@@ -6,6 +6,7 @@ It shares no code with the traced attention function, the recording cache or the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,6 +18,15 @@ from transformers.cache_utils import DynamicLayer
 
 from la_export.checkpoint import find_model, load_checkpoint
 from la_export.checkpoint.tensors import TORCH_DTYPES
+from la_export.options import Precision
+from la_export.quantize.emulation import (
+    Activations,
+    IntegerLinear,
+    QuantizedWeights,
+    quantize_to_int4,
+    quantize_to_int8,
+)
+from la_export.quantize.smoothing import NO_SMOOTHING, Smoothing
 from la_runtime.contract import Dtype
 
 __all__ = ["ReferencePass", "TorchReference"]
@@ -44,29 +54,65 @@ class TorchReference:
 
     Args:
         model: a causal language model with transformers' own attention, in eval mode.
-        weights: what the graph stores weights in. The model's own are rounded to it in place;
-            everything is still computed in float32.
+        precision: of the graph it is the truth for. The model's weights are changed in place to
+            what such a graph stores; everything is still computed in float32, but for products of
+            integers.
+        smoothing: of the weights, before they are quantized.
     """
 
-    def __init__(self, model: PreTrainedModel, *, weights: Dtype = Dtype.FLOAT32) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        precision: Precision = Precision.FP32,
+        smoothing: Smoothing = NO_SMOOTHING,
+    ) -> None:
+        _smooth_parameters(model, smoothing)
+        self.precision = precision
         self._model = model
-        if weights is not Dtype.FLOAT32:
-            _round_parameters(model, weights)
+        self._quantized: QuantizedWeights = {}
+        match precision:
+            case Precision.FP32:
+                pass
+            case Precision.FP16 | Precision.BF16:
+                _round_parameters(model, precision.dtype)
+            case Precision.INT8:
+                self._quantized = quantize_to_int8(model)
+            case Precision.INT4:
+                self._quantized = quantize_to_int4(model)
         self.vocab_size = int(model.config.vocab_size)
         self.num_layers = int(model.config.num_hidden_layers)
         self.hidden_size = int(model.config.hidden_size)
 
     @classmethod
     def load(
-        cls, model: str, *, allow_bin: bool = False, weights: Dtype = Dtype.FLOAT32
+        cls,
+        model: str,
+        *,
+        allow_bin: bool = False,
+        precision: Precision = Precision.FP32,
+        smoothing: Smoothing = NO_SMOOTHING,
     ) -> TorchReference:
-        """Load what `la-export build --model` would load, rounded to `weights`.
+        """Load what `la-export build --model` would load, in a precision.
 
         Raises:
             LookaheadError: the model cannot be found or is not supported.
         """
         source = find_model(model, revision=None, allow_bin=allow_bin)
-        return cls(load_checkpoint(source, context=None).load_model(), weights=weights)
+        loaded = load_checkpoint(source, context=None).load_model()
+        return cls(loaded, precision=precision, smoothing=smoothing)
+
+    @contextmanager
+    def float_activations(self) -> Iterator[None]:
+        """Within it, products of integers take their activations as they are."""
+        layers = [m for m in self._model.modules() if isinstance(m, IntegerLinear)]
+        for layer in layers:
+            layer.activations = Activations.FLOATS
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.activations = Activations.INTEGERS
 
     def scores(
         self,
@@ -157,12 +203,18 @@ class TorchReference:
         return stacked
 
     def weights(self) -> Iterator[tuple[tuple[str, ...], NDArray[np.float32]]]:
-        """Every parameter once, with all its names: tied ones have several."""
+        """Every parameter of floats once, with all its names: tied ones have several."""
+        in_integers = {name for names in self._quantized for name in names}
         names: dict[torch.nn.Parameter, list[str]] = {}
         for name, parameter in self._model.named_parameters(remove_duplicate=False):
-            names.setdefault(parameter, []).append(name)
+            if name not in in_integers:
+                names.setdefault(parameter, []).append(name)
         for parameter, found in names.items():
             yield tuple(found), parameter.detach().float().numpy()
+
+    def quantized_weights(self) -> QuantizedWeights:
+        """Every parameter that the precision holds in integers; none but in int8 and int4."""
+        return self._quantized
 
     def buffers(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
         """Every buffer, which no precision rounds: the rotary embedding's frequencies."""
@@ -225,6 +277,14 @@ class TorchReference:
     ) -> torch.Tensor:
         assert lookahead_embeddings is not None, f"id {token_id} needs lookahead embeddings"
         return torch.from_numpy(lookahead_embeddings[token_id - self.vocab_size])
+
+
+@torch.no_grad()
+def _smooth_parameters(model: PreTrainedModel, smoothing: Smoothing) -> None:
+    for name, parameter in model.named_parameters():
+        if name in smoothing.parameters:
+            smoothed = smoothing.apply(name, parameter.numpy())
+            parameter.copy_(torch.from_numpy(smoothed))
 
 
 @torch.no_grad()

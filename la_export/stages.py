@@ -16,11 +16,12 @@ __all__ = ["Clock", "Progress", "SilentProgress", "Stage", "StageReport"]
 
 
 class Stage(StrEnum):
-    """The stages of a build, in order; there is no ``plans`` where none are asked for."""
+    """The stages of a build, in order; ``calibrate`` and ``plans`` only where asked for."""
 
     RESOLVE = "resolve"
     TRACE = "trace"
     OPTIMIZE = "optimize"
+    CALIBRATE = "calibrate"
     WEIGHTS = "weights"
     TOKENIZER = "tokenizer"
     CHECK = "check"

@@ -12,7 +12,7 @@ A sequence that fails leaves the batch alone; the others do not notice.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
@@ -24,15 +24,15 @@ from la_runtime.backends.base import (
     PassLimits,
     Scores,
 )
-from la_runtime.block import Part, make_step_inputs
+from la_runtime.block import BlockWriter, Part
 from la_runtime.errors import UsageError
 from la_runtime.layout import NO_DRAFTS, GroupMask, Layout
 from la_runtime.sampling import Select
 from la_runtime.selection import (
-    BestScores,
     ChosenRowScores,
     RowScores,
     Selected,
+    read_best,
     select_exact,
     select_threshold,
 )
@@ -50,6 +50,14 @@ __all__ = [
 DEFAULT_PREFILL_CHUNK: Final = 512
 DEFAULT_PREFILL_SCORES: Final = 2**18
 _LEAST_CHUNK: Final = 16
+
+# What a pass computes, by whether probabilities and whether logits are wanted of it.
+_OUTPUTS: Final = {
+    (False, False): Outputs.TOP,
+    (True, False): Outputs.TOP | Outputs.LOGSUMEXP,
+    (False, True): Outputs.TOP | Outputs.LOGITS,
+    (True, True): Outputs.TOP | Outputs.LOGSUMEXP | Outputs.LOGITS,
+}
 
 Outcome: TypeAlias = StepResult | Exception
 
@@ -223,8 +231,13 @@ class Batch:
         self.cache.reserve(max(s.likely_places for s in (*sequences, *siblings)))
         self._backend = backend
         self._policy = policy
-        self._context = context
         self._group_mask = group_mask
+        self._writer = BlockWriter(
+            backend.contract,
+            context=context,
+            widths=policy.widths,
+            least_scored=policy.least_scored,
+        )
         self._rows = self._padding_rows = self._block_len = 0
 
     def __len__(self) -> int:
@@ -237,6 +250,8 @@ class Batch:
     @property
     def needs_reading(self) -> bool:
         """Whether `read_chunk` comes before the next `step`."""
+        if all(sequence.has_begun for sequence in self.sequences):
+            return bool(self.siblings)
         return bool(self.siblings) or any(self._nums_to_read())
 
     def _nums_to_read(self) -> list[int]:
@@ -278,31 +293,32 @@ class Batch:
         assert self.sequences, "every sequence has finished"
         assert not self.needs_reading, "prompts are read before the first step"
         self._rows = self._padding_rows = 0
-        parts = [sequence.plan(self._group_mask) for sequence in self.sequences]
+        sequences = self.sequences
+        parts = [sequence.plan(self._group_mask) for sequence in sequences]
         scores = self._score(parts)
-        selected = [
-            _select(
-                sequence, part, scores[sequence], epsilon=sequence.least_margin(self._block_len)
-            )
-            for sequence, part in zip(self.sequences, parts, strict=True)
-        ]
-        outcomes = [
-            choice if isinstance(choice, Exception) else sequence.emit(choice)
-            for sequence, choice in zip(self.sequences, selected, strict=True)
-        ]
-        self._commit(map(_committed_rows, parts, selected, outcomes))
+        selected: list[Selected | Exception] = []
+        outcomes: list[Outcome] = []
+        for sequence, part in zip(sequences, parts, strict=True):
+            least = sequence.least_margin(self._block_len)
+            choice = _select(sequence, part, scores[sequence], epsilon=least)
+            selected.append(choice)
+            outcomes.append(choice if isinstance(choice, Exception) else sequence.emit(choice))
+        self._commit(list(map(_committed_rows, parts, selected, outcomes)))
         if any(map(_is_undecided, selected, outcomes)):
             outcomes = self._choose_again(selected, outcomes)
-        for sequence, choice, outcome in zip(self.sequences, selected, outcomes, strict=True):
-            if isinstance(choice, Selected) and isinstance(outcome, StepResult):
+        leaving = []
+        for sequence, choice, outcome in zip(sequences, selected, outcomes, strict=True):
+            if _is_last(outcome):
+                leaving.append(sequence)
+            elif isinstance(choice, Selected):
                 sequence.draft(choice)
-        report = PassReport(
-            outcomes=tuple(zip(self.sequences, outcomes, strict=True)),
+        if leaving:
+            self.drop(leaving)
+        return PassReport(
+            outcomes=tuple(zip(sequences, outcomes, strict=True)),
             rows=self._rows,
             padding_rows=self._padding_rows,
         )
-        self.drop({sequence for sequence, outcome in report.outcomes if _is_last(outcome)})
-        return report
 
     def _choose_again(
         self, selected: Sequence[Selected | Exception], outcomes: Sequence[Outcome]
@@ -332,30 +348,14 @@ class Batch:
 
     def _score(self, parts: Sequence[Part | None]) -> dict[TokenSequence, RowScores]:
         """Run the pass; the scores of the rows of every sequence that has a part."""
-        wants_probability = any(s.params.select is Select.THRESHOLD for s in self.sequences)
+        wants_probability = any(s.is_threshold for s in self.sequences)
         wants_logits = any(s.chooser is not None for s in self.sequences)
-        outputs = (
-            Outputs.TOP
-            | (Outputs.LOGSUMEXP if wants_probability else Outputs.NONE)
-            | (Outputs.LOGITS if wants_logits else Outputs.NONE)
-        )
-        scores = self._forward(parts, outputs)
-        top_ids, top_logits = scores.top()  # [batch, rows, top_c]
-        logsumexp = scores.logsumexp().tolist() if wants_probability else [[]] * len(parts)
-        second = min(1, top_logits.shape[2] - 1)
-        best_ids = top_ids[:, :, 0].tolist()
-        best_logits = top_logits[:, :, 0].tolist()
-        margins = (top_logits[:, :, 0] - top_logits[:, :, second]).tolist()
+        scores = self._forward(parts, _OUTPUTS[wants_probability, wants_logits])
         found: dict[TokenSequence, RowScores] = {}
-        for i, (sequence, part) in enumerate(zip(self.sequences, parts, strict=True)):
+        for i, best in enumerate(read_best(scores, with_logsumexp=wants_probability)):
+            sequence, part = self.sequences[i], parts[i]
             if part is None:
                 continue
-            best = BestScores(
-                ids=best_ids[i],
-                logits=best_logits[i],
-                margins=margins[i],
-                logsumexp=logsumexp[i],
-            )
             if sequence.chooser is None:
                 found[sequence] = RowScores(
                     part,
@@ -376,30 +376,22 @@ class Batch:
         return found
 
     def _forward(self, parts: Sequence[Part | None], outputs: Outputs) -> Scores:
-        inputs = make_step_inputs(
-            parts,
-            self.cache,
-            self._backend.contract,
-            context=self._context,
-            widths=self._policy.widths,
-            outputs=outputs,
-            least_scored=self._policy.least_scored,
-        )
+        inputs = self._writer.write(parts, self.cache, outputs)
         self._block_len = block_len = inputs.input_ids.shape[1]
-        self._padding_rows += block_len * len(parts)
+        num_rows = 0
         for sequence, part in zip(self.sequences, parts, strict=True):
             if part is not None:
                 sequence.begin_pass(part, block_len)
-                self._rows += part.rows.num_rows
-                self._padding_rows -= part.rows.num_rows
+                num_rows += part.rows.num_rows
+        self._rows += num_rows
+        self._padding_rows += block_len * len(parts) - num_rows
         return self._backend.forward(self.cache, inputs)
 
-    def _commit(self, rows: Iterable[Sequence[int]]) -> None:
+    def _commit(self, rows: Sequence[Sequence[int]]) -> None:
         """Cache these rows of the last pass, per sequence."""
-        committed = list(rows)
-        for sequence, accepted in zip(self.sequences, committed, strict=True):
+        for sequence, accepted in zip(self.sequences, rows, strict=True):
             sequence.num_cached += len(accepted)
-        self._backend.commit(self.cache, committed)
+        self._backend.commit(self.cache, rows)
 
     def drop(self, leaving: Collection[TokenSequence]) -> None:
         """Let these sequences leave; one that keeps its cache takes it along."""
@@ -436,7 +428,7 @@ def _select(
 ) -> Selected | Exception:
     """Apply the sequence's selection rule to the scores of its rows."""
     try:
-        if sequence.params.select is Select.EXACT:
+        if not sequence.is_threshold:
             return select_exact(
                 sequence.drafts, part, scores, ends=sequence.ends_with, epsilon=epsilon
             )
@@ -465,8 +457,9 @@ def _committed_rows(part: Part, choice: Selected | Exception, outcome: Outcome) 
     """Block rows of all tokens but the last: known ones, then accepted drafts if emitted."""
     if isinstance(choice, Exception) or isinstance(outcome, Exception):
         return ()
-    rows = (*range(part.rows.num_known), *(part.rows.row(node) for node in choice.path))
-    return rows[: part.rows.num_known + len(outcome.token_ids) - 1]
+    num_known = part.rows.num_known
+    rows = (*range(num_known), *map(part.rows.row, choice.path))
+    return rows[: num_known + len(outcome.token_ids) - 1]
 
 
 def _count_agreement(sequence: TokenSequence, part: Part, scores: RowScores) -> None:

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from la_runtime.backends.base import CacheState, Outputs, StepInputs
 from la_runtime.contract import CacheForm, Contract
 from la_runtime.layout import StepRows
-from la_runtime.masks import make_attention_mask
+from la_runtime.masks import advance_attention_mask, make_attention_mask
 from la_runtime.storage import stored_masked_value
 
-__all__ = ["Part", "block_width", "make_step_inputs"]
+__all__ = ["BlockWriter", "Part", "block_width", "make_step_inputs"]
+
+# Blocks are remembered while their masks are small: making a mask costs little beside a pass that
+# reads many keys in many rows, and takes memory.
+_MOST_KEPT_BLOCKS: Final = 8
+_MOST_KEPT_SCORES: Final = 2**18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +48,222 @@ def block_width(num_rows: int, widths: tuple[int, ...]) -> int:
     return min((width for width in widths if width >= num_rows), default=num_rows)
 
 
+class BlockWriter:
+    """Puts the parts of sequences into blocks, pass after pass.
+
+    Padding rows come last: id 0, the position of the sequence's first row. Slots past the end of
+    the context keep their row and take the last position; padded entries of `logits_rows` repeat
+    row 0.
+
+    A pass whose sequences have the rows of an earlier one gets the arrays of that one, and only
+    what differs is written: tokens, positions, columns of the mask. So they hold a pass's inputs
+    until the next one is written, and a backend that has bound them need not bind them again.
+
+    Args:
+        contract: the graph's contract.
+        context: number of positions the model has.
+        widths: block widths to choose from, see `block_width`.
+        least_scored: entries of `logits_rows` per sequence, at least; for kernels that sum in
+            another order for another number of them.
+    """
+
+    def __init__(
+        self, contract: Contract, *, context: int, widths: tuple[int, ...], least_scored: int = 1
+    ) -> None:
+        self._contract = contract
+        self._context = context
+        self._widths = widths
+        self._least_scored = least_scored
+        self._masked = stored_masked_value(contract.compute_dtype)
+        self._blocks: dict[tuple[StepRows | None, ...], _Block] = {}
+
+    def write(
+        self, parts: Sequence[Part | None], state: CacheState, outputs: Outputs
+    ) -> StepInputs:
+        """Put the parts of all sequences into one block.
+
+        Args:
+            parts: per sequence its part, None for one that rides as padding.
+            state: the cache the block will run over.
+            outputs: which scores will be read.
+        """
+        lengths: list[int] = state.lengths.tolist()
+        rows = tuple([None if part is None else part.rows for part in parts])
+        block = self._blocks.get(rows)
+        if block is None or not block.leads_to(lengths, state):
+            block = self._make_block(rows, state)
+            self._remember(rows, block)
+        block.write(parts, lengths)
+        return block.ask(parts, outputs, least_scored=self._least_scored)
+
+    def _make_block(self, rows: tuple[StepRows | None, ...], state: CacheState) -> _Block:
+        contract, lengths = self._contract, state.lengths
+        is_scatter = contract.cache_form is CacheForm.SCATTER
+        block_len = block_width(max(r.num_rows for r in rows if r is not None), self._widths)
+        mask = make_attention_mask(
+            rows,
+            lengths,
+            block_columns=lengths if is_scatter else np.full(len(rows), state.past_len),
+            num_keys=state.num_keys(block_len),
+            block_len=block_len,
+            masked=self._masked,
+        )
+        input_ids = np.zeros((len(rows), block_len), dtype=np.int64)
+        position_ids = np.empty((len(rows), block_len), dtype=np.int64)
+        lanes = [
+            _Lane(
+                sequence_rows,
+                input_ids=input_ids[sequence],
+                position_ids=position_ids[sequence],
+                seen=mask[sequence, 0],
+                masked=self._masked,
+                length=int(lengths[sequence]),
+                fixed_column=None if is_scatter else state.past_len,
+                first_slot_id=contract.vocab_size,
+                last_position=self._context - 1,
+            )
+            for sequence, sequence_rows in enumerate(rows)
+        ]
+        return _Block(lanes, input_ids=input_ids, position_ids=position_ids, mask=mask)
+
+    def _remember(self, rows: tuple[StepRows | None, ...], block: _Block) -> None:
+        self._blocks.pop(rows, None)
+        if block.mask.size > _MOST_KEPT_SCORES:
+            return
+        if len(self._blocks) == _MOST_KEPT_BLOCKS:
+            self._blocks.pop(next(iter(self._blocks)))  # the one made longest ago
+        self._blocks[rows] = block
+
+
+class _Block:
+    """The arrays of passes whose sequences have the same rows."""
+
+    def __init__(
+        self,
+        lanes: Sequence[_Lane],
+        *,
+        input_ids: NDArray[np.int64],
+        position_ids: NDArray[np.int64],
+        mask: NDArray[np.generic],
+    ) -> None:
+        self.mask = mask
+        self._lanes = lanes
+        self._input_ids = input_ids
+        self._position_ids = position_ids
+        self._no_rows = np.zeros((len(lanes), 1), dtype=np.int64)
+        self._asked: tuple[object, ...] = ()
+        self._inputs: StepInputs | None = None
+
+    def leads_to(self, lengths: Sequence[int], state: CacheState) -> bool:
+        """Whether a pass over caches of these lengths can have the arrays of those before."""
+        _, _, block_len, num_keys = self.mask.shape
+        return num_keys == state.num_keys(block_len) and all(
+            length >= lane.length for length, lane in zip(lengths, self._lanes, strict=True)
+        )
+
+    def write(self, parts: Sequence[Part | None], lengths: Sequence[int]) -> None:
+        """Write what differs from the last pass."""
+        for lane, part, length in zip(self._lanes, parts, lengths, strict=True):
+            lane.write(() if part is None else part.token_ids, length)
+
+    def ask(
+        self, parts: Sequence[Part | None], outputs: Outputs, *, least_scored: int
+    ) -> StepInputs:
+        """The inputs, with the rows whose scores are wanted."""
+        asked = (outputs, *[None if part is None else part.scored_from for part in parts])
+        if self._inputs is None or asked != self._asked:
+            self._asked = asked
+            self._inputs = StepInputs(
+                input_ids=self._input_ids,
+                position_ids=self._position_ids,
+                attention_mask=self.mask,
+                logits_rows=_scored_rows(parts, least_scored) if outputs else self._no_rows,
+                outputs=outputs,
+            )
+        return self._inputs
+
+
+class _Lane:
+    """One sequence's rows of a block.
+
+    Args:
+        rows: the rows, None where the sequence rides as padding.
+        input_ids: [block] of the sequence; so the others. Zero.
+        position_ids: [block].
+        seen: [block, keys], for `length` committed cache places.
+        masked: see `make_attention_mask`.
+        length: committed cache places.
+        fixed_column: column of the first row; None where it is the one behind the committed places.
+        first_slot_id: id of the first lookahead token.
+        last_position: of the context.
+    """
+
+    def __init__(
+        self,
+        rows: StepRows | None,
+        *,
+        input_ids: NDArray[np.int64],
+        position_ids: NDArray[np.int64],
+        seen: NDArray[np.generic],
+        masked: np.generic,
+        length: int,
+        fixed_column: int | None,
+        first_slot_id: int,
+        last_position: int,
+    ) -> None:
+        self.length = length
+        num_rows = num_verified = 0
+        if rows is not None:
+            num_rows, num_verified = rows.num_rows, rows.num_verified
+            slots = rows.slot_index[num_verified:]
+            input_ids[num_verified:num_rows] = slots + (first_slot_id - 1)
+        self._rows = rows
+        self._offsets: list[int] = [] if rows is None else rows.offsets.tolist()
+        self._offsets += [0] * (len(position_ids) - num_rows)  # of the padding
+        self._reach = max(self._offsets)
+        # Of so few numbers, an element written here takes a fraction of an operation on arrays.
+        self._ids = input_ids.data
+        self._positions = position_ids.data
+        self._seen = seen
+        self._masked = masked
+        self._fixed_column = fixed_column
+        self._last_position = last_position
+
+    def write(self, token_ids: Sequence[int], length: int) -> None:
+        """Write the tokens of the verified rows, and what depends on the committed places."""
+        self._advance(length)
+        for row, token_id in enumerate(token_ids):
+            self._ids[row] = token_id
+        for row, offset in enumerate(self._offsets):
+            self._positions[row] = length + offset
+        if length + self._reach > self._last_position:
+            positions = np.asarray(self._positions)
+            np.minimum(positions, self._last_position, out=positions)
+
+    def _advance(self, length: int) -> None:
+        if length == self.length:
+            return
+        before, fixed = self.length, self._fixed_column
+        advance_attention_mask(
+            self._seen,
+            self._rows,
+            committed=(before, length),
+            columns=(before, length) if fixed is None else (fixed, fixed),
+            masked=self._masked,
+        )
+        self.length = length
+
+
+def _scored_rows(parts: Sequence[Part | None], least: int) -> NDArray[np.int64]:
+    """[batch, rows] the rows whose scores are wanted, row 0 behind them."""
+    num_scored = max(least, *(part.num_scored for part in parts if part is not None))
+    scored = np.zeros((len(parts), num_scored), dtype=np.int64)
+    for sequence, part in enumerate(parts):
+        if part is not None:
+            scored[sequence, : part.num_scored] = np.arange(part.scored_from, part.rows.num_rows)
+    return scored
+
+
 def make_step_inputs(
     parts: Sequence[Part | None],
     state: CacheState,
@@ -51,58 +274,6 @@ def make_step_inputs(
     outputs: Outputs,
     least_scored: int = 1,
 ) -> StepInputs:
-    """Put the parts of all sequences into one block.
-
-    Padding rows come last: id 0, the position of the sequence's first row. Slots past the end of
-    the context keep their row and take the last position; padded entries of `logits_rows`
-    repeat row 0.
-
-    Args:
-        parts: per sequence its part, None for one that rides as padding.
-        state: the cache the block will run over.
-        contract: the graph's contract.
-        context: number of positions the model has.
-        widths: block widths to choose from, see `block_width`.
-        outputs: which scores will be read.
-        least_scored: entries of `logits_rows` per sequence, at least; for kernels that sum in
-            another order for another number of them.
-    """
-    batch = len(parts)
-    present = [part for part in parts if part is not None]
-    block_len = block_width(max(part.rows.num_rows for part in present), widths)
-    num_scored = max(least_scored, *(part.num_scored for part in present)) if outputs else 1
-    input_ids = np.zeros((batch, block_len), dtype=np.int64)
-    position_ids = np.empty((batch, block_len), dtype=np.int64)
-    logits_rows = np.zeros((batch, num_scored), dtype=np.int64)
-    position_ids[:] = np.minimum(state.lengths, context - 1)[:, None]
-    for sequence, part in enumerate(parts):
-        if part is None:
-            continue
-        rows = part.rows
-        num_rows, num_verified = rows.num_rows, rows.num_verified
-        input_ids[sequence, :num_verified] = part.token_ids
-        input_ids[sequence, num_verified:num_rows] = rows.slot_index[num_verified:] + (
-            contract.vocab_size - 1
-        )
-        np.minimum(
-            rows.offsets + state.lengths[sequence],
-            context - 1,
-            out=position_ids[sequence, :num_rows],
-        )
-        if outputs:
-            logits_rows[sequence, : part.num_scored] = np.arange(part.scored_from, num_rows)
-    is_scatter = contract.cache_form is CacheForm.SCATTER
-    return StepInputs(
-        input_ids=input_ids,
-        position_ids=position_ids,
-        attention_mask=make_attention_mask(
-            [None if part is None else part.rows for part in parts],
-            state.lengths,
-            block_columns=state.lengths if is_scatter else np.full(batch, state.past_len),
-            num_keys=state.past_len + (0 if is_scatter else block_len),
-            block_len=block_len,
-            masked=stored_masked_value(contract.compute_dtype),
-        ),
-        logits_rows=logits_rows,
-        outputs=outputs,
-    )
+    """The inputs of a pass by itself, in arrays of their own; see `BlockWriter`."""
+    writer = BlockWriter(contract, context=context, widths=widths, least_scored=least_scored)
+    return writer.write(parts, state, outputs)

@@ -14,20 +14,23 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import (
     Field,
+    SerializerFunctionWrapHandler,
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_serializer,
 )
 
-from la_runtime.contract import CONTRACT_MAJOR, Contract
+from la_runtime.contract import CONTRACT_MAJOR, CacheForm, Contract, KvOrder
 from la_runtime.digests import DigestCheck, FileEntry, Sha256, hash_file, recall_digest
 from la_runtime.errors import (
     BundleError,
@@ -40,6 +43,7 @@ from la_runtime.errors import (
 from la_runtime.layout import GroupMask
 from la_runtime.plans import PLANS_FOLDER, PlanFacts
 from la_runtime.records import Record, RelativePath
+from la_runtime.step_times import StepTimes
 
 __all__ = [
     "GRAPH_PATH",
@@ -55,7 +59,9 @@ __all__ = [
     "LookaheadFacts",
     "Manifest",
     "ModelFacts",
+    "PerplexityFacts",
     "RopeFacts",
+    "TextPerplexity",
     "check_destination",
     "open_bundle",
     "read_manifest",
@@ -114,11 +120,33 @@ class GraphVariant(Record):
     """A graph with the same weights that serves one backend better than the portable one.
 
     `omits` names outputs of the contract that it does not have; the backend makes up for them.
+    `kv_order` and `cache_form` are those of the portable graph where they are not given. A cache
+    form that is given has no fixed capacity.
     """
 
     path: RelativePath
     backend: str
     omits: tuple[str, ...]
+    kv_order: KvOrder | None = None
+    cache_form: CacheForm | None = None
+
+    def contract_of(self, portable: Contract) -> Contract:
+        """The contract of this graph.
+
+        Args:
+            portable: the contract of the portable graph.
+        """
+        return replace(
+            portable,
+            kv_order=self.kv_order or portable.kv_order,
+            cache_form=self.cache_form or portable.cache_form,
+            capacity=portable.capacity if self.cache_form is None else None,
+        )
+
+    @model_serializer(mode="wrap")
+    def _leave_out_what_is_not_given(self, serialize: SerializerFunctionWrapHandler) -> Any:
+        """Manifests from before there were such fields keep the hash of their facts."""
+        return {name: value for name, value in serialize(self).items() if value is not None}
 
 
 class LookaheadFacts(Record):
@@ -136,6 +164,60 @@ class CheckResult(Record):
     value: float
     bound: float
     detail: str = ""
+
+
+class TextPerplexity(Record):
+    """Perplexity of a bundle on one kind of text, beside its source's.
+
+    `source_perplexity` is None where the source was not at hand.
+    """
+
+    text: str
+    num_tokens: int = Field(ge=1)
+    perplexity: float = Field(ge=1, allow_inf_nan=False)
+    source_perplexity: float | None = Field(default=None, ge=1, allow_inf_nan=False)
+
+    @property
+    def ratio(self) -> float | None:
+        """The bundle's perplexity by the source's."""
+        return None if self.source_perplexity is None else self.perplexity / self.source_perplexity
+
+
+class PerplexityFacts(Record):
+    """How well a bundle foretells texts: every window of them is read from an empty cache.
+
+    Args:
+        utc: when it was measured.
+        backend: what ran the graph.
+        source: what the bundle was compared with; None for nothing.
+        window: tokens of the longest window.
+        own_written_by: precision of the bundle that wrote the model's own text.
+        texts: a line for each kind.
+    """
+
+    utc: str
+    backend: str
+    source: str | None
+    window: int = Field(ge=2)
+    own_written_by: str
+    texts: tuple[TextPerplexity, ...] = Field(min_length=1)
+
+    @property
+    def overall(self) -> TextPerplexity:
+        """All texts as one."""
+        num_tokens = sum(text.num_tokens for text in self.texts)
+
+        def pool(values: Iterable[float]) -> float:
+            pairs = zip(self.texts, values, strict=True)
+            return math.exp(sum(t.num_tokens * math.log(v) for t, v in pairs) / num_tokens)
+
+        of_source = [t.source_perplexity for t in self.texts if t.source_perplexity is not None]
+        return TextPerplexity(
+            text="all",
+            num_tokens=num_tokens,
+            perplexity=pool(text.perplexity for text in self.texts),
+            source_perplexity=pool(of_source) if len(of_source) == len(self.texts) else None,
+        )
 
 
 class Certificate(Record):
@@ -190,12 +272,14 @@ class Manifest(Record):
     variants: tuple[GraphVariant, ...] = ()
     plans: tuple[PlanFacts, ...] = ()
     lookahead: LookaheadFacts
-    recipe: dict[str, str | int | float | bool | list[int]]
+    recipe: dict[str, str | int | float | bool | list[int] | list[str]]
     built_with: dict[str, str]
     created_utc: str
     checks: tuple[CheckResult, ...]
     files: dict[RelativePath, FileEntry]
     certificates: tuple[Certificate, ...] = ()
+    perplexity: PerplexityFacts | None = None
+    step_times: tuple[StepTimes, ...] = ()
 
     @field_validator("model")
     @classmethod
@@ -206,6 +290,18 @@ class Manifest(Record):
             if not 0 <= token_id < vocab_size:
                 raise ValueError(f"expected end tokens below {vocab_size}, got {token_id}")
         return model
+
+    @field_validator("contract")
+    @classmethod
+    def _check_portable(cls, contract: Contract) -> Contract:
+        is_in_place = contract.cache_form is CacheForm.SCATTER
+        has_no_room = is_in_place and contract.capacity is None
+        if has_no_room or contract.kv_order is not KvOrder.HEAD_MAJOR:
+            raise ValueError(
+                f"expected {KvOrder.HEAD_MAJOR} keys and values and, in cache form "
+                f"{CacheForm.SCATTER}, a capacity: other forms are for variants of the graph"
+            )
+        return contract
 
     @field_validator("model")
     @classmethod
@@ -242,6 +338,10 @@ class Manifest(Record):
                 f"expected one or more ascending lengths from 0 to {k_max}, got {list(lengths)}"
             )
         return lengths
+
+    def variant_for(self, backend: str) -> GraphVariant | None:
+        """The variant of the graph that serves a backend, if there is one."""
+        return next((v for v in self.variants if v.backend == backend), None)
 
 
 class Bundle:

@@ -30,6 +30,7 @@ __all__ = [
     "SELF_REFERENCE",
     "TORCH_REFERENCE",
     "certified_digests",
+    "change_manifest",
     "check_certificate",
     "check_unchanged",
     "describe_voidness",
@@ -61,7 +62,16 @@ _DISTRIBUTIONS: Final = {
     "trt-rtx": ("tensorrt-rtx", "tensorrt-rtx-cu13", "tensorrt-rtx-cu12"),
 }
 _FREE_FIELDS: Final = frozenset(
-    {"files", "certificates", "built_with", "created_utc", "checks", "plans"}
+    {
+        "files",
+        "certificates",
+        "built_with",
+        "created_utc",
+        "checks",
+        "plans",
+        "perplexity",
+        "step_times",
+    }
 )
 
 
@@ -82,7 +92,7 @@ def certified_digests(manifest: Manifest, backend: str) -> dict[str, str]:
 def hash_facts(manifest: Manifest) -> str:
     """SHA-256 of the manifest's facts: contract, model, end tokens, lengths, graph variants.
 
-    Files, plans, checks and certificates are no part of it.
+    Files, plans, checks, certificates and what was measured are no part of it.
     """
     facts = manifest.model_dump(mode="json", exclude=set(_FREE_FIELDS))
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
@@ -274,9 +284,32 @@ def _change_certificates(
     bundle: Bundle, change: Callable[[tuple[Certificate, ...]], tuple[Certificate, ...]]
 ) -> Manifest:
     """Replace the certificates of a bundle in one step; returns the manifest as written."""
+
+    def change_them(manifest: Manifest) -> Manifest:
+        return manifest.model_copy(update={"certificates": change(manifest.certificates)})
+
+    return change_manifest(bundle, change_them, what="certificates")
+
+
+def change_manifest(
+    bundle: Bundle, change: Callable[[Manifest], Manifest], *, what: str
+) -> Manifest:
+    """Replace the manifest of a bundle in one step by one that describes the same bundle.
+
+    Args:
+        bundle: as it was opened.
+        change: makes the new manifest of the one that is there now.
+        what: is changed, for the message when it cannot be.
+
+    Returns:
+        The manifest as written.
+
+    Raises:
+        BundleError: the bundle was rebuilt in the meantime.
+        HostError: the folder is not writable.
+    """
     try:
-        current = check_unchanged(bundle)
-        manifest = current.model_copy(update={"certificates": change(current.certificates)})
+        manifest = change(check_unchanged(bundle))
         # A name there is not taken for a file of the bundle, should this process be killed.
         reports = bundle.root / PurePosixPath(REPORTS_FOLDER)
         reports.mkdir(exist_ok=True)
@@ -287,7 +320,7 @@ def _change_certificates(
             partial.unlink(missing_ok=True)
     except OSError as error:
         raise HostError(
-            f"could not change the certificates of {bundle.root}: {error.strerror or error}; "
+            f"could not change the {what} of {bundle.root}: {error.strerror or error}; "
             "its manifest is as it was"
         ) from error
     return manifest

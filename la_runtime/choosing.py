@@ -10,16 +10,22 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from la_runtime.errors import LookaheadError, NonFiniteScoreError, UsageError
-from la_runtime.filters import filter_scores, rank_best, sum_exp, vocabulary_blocks
-from la_runtime.hashing import mix
+from la_runtime.filters import filter_scores, find_above, rank_best, sum_exp
+from la_runtime.noise import LUCK, find_lucky, gumbel_noise
 from la_runtime.sampling import SamplingParams
 
-__all__ = ["Choice", "Chooser", "gumbel_noise"]
+__all__ = ["Choice", "Chooser"]
+
+# How far below the best score a token is first looked for that has no luck.
+_FIRST_REACH: Final = 8.0
+# More than what rounding does to a sum of a score and noise.
+_ROUNDING: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,31 +46,6 @@ class Choice:
     margin: float
     logprob: float | None = None
     top_logprobs: tuple[tuple[int, float], ...] = ()
-
-
-def gumbel_noise(
-    seed: int, position: int | NDArray[np.int64], token_ids: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """Standard Gumbel noise per token, a function of seed, position and token id alone.
-
-    Adding it to log-probabilities and taking the argmax draws from the distribution.
-
-    Args:
-        seed: of the request; any integer.
-        position: of the token being chosen.
-        token_ids: [tokens]; with an array of positions, the two broadcast.
-
-    Returns:
-        [tokens] float64.
-
-    Source: Maddison, Tarlow, Minka: A* sampling, NeurIPS 2014 (the Gumbel-max trick).
-    """
-    state = mix(np.asarray([seed % 2**64], dtype=np.uint64))
-    state = mix(state ^ np.asarray(position).astype(np.uint64))
-    hashed = mix(state ^ mix(token_ids.astype(np.uint64)))
-    # 52 bits and a half are exact in a float64: never 0, never 1.
-    uniform = ((hashed >> np.uint64(12)).astype(np.float64) + 0.5) / 2.0**52
-    return np.asarray(-np.log(-np.log(uniform)))
 
 
 class Chooser:
@@ -188,17 +169,21 @@ class Chooser:
         return token_id, margin * params.temperature
 
     def _draw(self, scores: NDArray[np.float32], position: int) -> tuple[int, float]:
-        """Draw from the whole row, block by block."""
-        token_id, best, second = -1, -math.inf, -math.inf
-        for block in vocabulary_blocks(len(scores)):
-            ids = np.arange(block.start, block.stop)
-            drawn = scores[block] + gumbel_noise(self._params.seed, position, ids)
-            index, first, next_best = _best_two(drawn)
-            if first > best:
-                token_id, best, second = int(ids[index]), first, max(best, next_best)
-            else:
-                second = max(second, first)
-        return token_id, best - second
+        """Draw from the whole row, whose best score is 0.
+
+        A token draws less than its score and `LUCK`, unless it is lucky. So besides the lucky ones
+        only those near the best score matter: nearer in a flat row, where lucky ones draw much.
+        """
+        lucky = find_lucky(self._params.seed, position, len(scores))
+        reach = min(_FIRST_REACH, _needed_reach(scores[lucky.ids] + lucky.noise))
+        while True:
+            ids = np.union1d(find_above(scores, -reach), lucky.ids)
+            drawn = scores[ids] + gumbel_noise(self._params.seed, position, ids)
+            needed = _needed_reach(drawn)
+            if reach >= needed:
+                index, best, second = _best_two(drawn)
+                return int(ids[index]), best - second
+            reach = needed
 
     def _draw_filtered(self, scores: NDArray[np.float32], position: int) -> tuple[int, float]:
         """Draw from what the filters leave; tokens cut by a hair bound the margin alone."""
@@ -221,6 +206,12 @@ class Chooser:
                 f"no token may be chosen in request {self._request} at position {position}: the "
                 f"best adjusted score is {best}; a logits processor or bias forbids everything"
             )
+
+
+def _needed_reach(drawn: NDArray[np.float64]) -> float:
+    """How far below the best score no token without luck draws as much as the second of these."""
+    second = float(np.partition(drawn, -2)[-2]) if len(drawn) > 1 else -math.inf
+    return max(0.0, LUCK - second + _ROUNDING)
 
 
 def _best_two(drawn: NDArray[np.float64]) -> tuple[int, float, float]:

@@ -4,9 +4,10 @@ This is the one place that spells a tensor name. Export builds the graph's input
 from it, checks compare a file with it, backends bind by the roles it gives out, and the page of
 the documentation is written from it.
 
-Versions read major.minor. An optional tensor more is a new minor version, and whoever knows an
-older one of the same major version can still drive the graph. Whatever changes a meaning is a new
-major version: a bundle of another major version is refused.
+Versions read major.minor. An optional tensor more, or another form for a variant of the graph, is a
+new minor version, and whoever knows an older one of the same major version can still drive the
+bundle's portable graph. Whatever changes a meaning is a new major version: a bundle of another
+major version is refused.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ __all__ = [
 ]
 
 CONTRACT_MAJOR: Final = 1
-CONTRACT_VERSION: Final = "1.1"
+CONTRACT_VERSION: Final = "1.2"
 
 
 class Axis(StrEnum):
@@ -40,8 +41,9 @@ class Axis(StrEnum):
     ``batch``: sequences that share the pass.
     ``block``: rows of the pass, those that pad shorter sequences included.
     ``past``: cache places; any length, those a sequence does not use are masked and zero.
-    ``keys``: what a row may attend to: the past, then the block. Cache form `concat` only;
-    in `scatter` it is the capacity, a fixed size.
+    ``keys``: what a row may attend to. In cache form `concat` the past, then the block; in
+    `scatter` the cache places, the block's among them: the capacity where it is fixed, else any
+    number from the longest sequence and the block on.
     ``rows``: rows of the block whose scores are wanted.
     """
 
@@ -65,9 +67,10 @@ class CacheForm(StrEnum):
     """How K/V of a block reach the cache.
 
     ``concat``: the graph returns the block's K/V and the runtime commits the accepted rows.
-    ``scatter``: the cache has a fixed capacity, and the graph writes the block's K/V into it from
-    `write_index` on. What is not to stay is overwritten by the next pass, because `write_index`
-    does not advance over it. The mask hides every place that holds nothing.
+    ``scatter``: the graph writes the block's K/V into the cache from `write_index` on. What is not
+    to stay is overwritten by the next pass, because `write_index` does not advance over it. The
+    mask hides every place that holds nothing. The cache has a fixed capacity, or without one as
+    many places as the mask has columns.
     """
 
     CONCAT = "concat"
@@ -78,9 +81,11 @@ class KvOrder(StrEnum):
     """Axis order of keys and values.
 
     ``head-major``: [batch, num_kv_heads, places, head_dim].
+    ``sequence-major``: [batch, places, num_kv_heads * head_dim]; a place is one run of memory.
     """
 
     HEAD_MAJOR = "head-major"
+    SEQUENCE_MAJOR = "sequence-major"
 
 
 class Name(StrEnum):
@@ -137,8 +142,8 @@ class Contract:
         top_c: how many best tokens `top_ids` / `top_logits` list per row.
         compute_dtype: dtype of the mask and the lookahead vectors.
         kv_dtype: dtype of the cache.
-        capacity: cache places per sequence, those for the rows of a pass included; cache form
-            `scatter` only.
+        capacity: cache places per sequence, those for the rows of a pass included, where the
+            graph fixes them; cache form `scatter` only.
 
     Raises:
         UsageError: a size is not positive, `top_c` exceeds the vocabulary, or `capacity` does not
@@ -176,10 +181,10 @@ class Contract:
             raise UsageError(
                 f"contract: top_c {self.top_c} exceeds the vocabulary of {self.vocab_size}"
             )
-        if (self.capacity is None) != (self.cache_form is CacheForm.CONCAT):
+        if self.capacity is not None and self.cache_form is not CacheForm.SCATTER:
             raise UsageError(
                 f"contract: capacity is {self.capacity} in cache form {self.cache_form}; "
-                f"{CacheForm.SCATTER} needs one, and {CacheForm.CONCAT} has none"
+                f"only {CacheForm.SCATTER} can have one"
             )
         if self.capacity is not None and self.capacity < 1:
             raise UsageError(f"contract: capacity must be at least 1, got {self.capacity}")
@@ -209,14 +214,23 @@ class Contract:
     @property
     def cache_axes(self) -> tuple[Axis | int, ...]:
         """Axes of one layer's keys or values in the cache."""
-        places = Axis.PAST if self.capacity is None else self.capacity
+        places = Axis.PAST if self.cache_form is CacheForm.CONCAT else self._keys
+        return self._key_value_axes(places)
+
+    @property
+    def _keys(self) -> Axis | int:
+        return Axis.KEYS if self.capacity is None else self.capacity
+
+    def _key_value_axes(self, places: Axis | int) -> tuple[Axis | int, ...]:
+        """Axes of keys or values in so many places, or rows."""
+        if self.kv_order is KvOrder.SEQUENCE_MAJOR:
+            return (Axis.BATCH, places, self.num_kv_heads * self.head_dim)
         return (Axis.BATCH, self.num_kv_heads, places, self.head_dim)
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """Every graph input, in graph order."""
         row = (Axis.BATCH, Axis.BLOCK)
-        keys = Axis.KEYS if self.capacity is None else self.capacity
         return (
             TensorSpec(
                 name=Name.INPUT_IDS,
@@ -232,7 +246,7 @@ class Contract:
             ),
             TensorSpec(
                 name=Name.ATTENTION_MASK,
-                axes=(Axis.BATCH, 1, Axis.BLOCK, keys),
+                axes=(Axis.BATCH, 1, Axis.BLOCK, self._keys),
                 dtype=self.compute_dtype,
                 meaning="added to the scores: 0 where a row sees a key, the masked value elsewhere",
             ),
@@ -315,7 +329,7 @@ class Contract:
             meaning = "the cache with the block's K/V in it; may share the past's memory"
         else:
             names = self.block_names
-            axes = (Axis.BATCH, self.num_kv_heads, Axis.BLOCK, self.head_dim)
+            axes = self._key_value_axes(Axis.BLOCK)
             meaning = "the block's own K/V; what is not copied into the cache is discarded"
         return tuple(
             TensorSpec(name=name, axes=axes, dtype=self.kv_dtype, meaning=meaning) for name in names

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from la_runtime.backends.base import Backend, CacheState
 from la_runtime.batch import Batch, BlockPolicy, PassReport
 from la_runtime.choosing import Choice, Chooser
-from la_runtime.contract import Dtype
 from la_runtime.errors import UsageError
 from la_runtime.layout import GroupMask
 from la_runtime.sampling import SamplingParams
@@ -30,10 +29,10 @@ __all__ = [
     "TokenListener",
 ]
 
-# Most that the margin of a near-tie can be, by the dtype a graph computes in: what counts where
-# no verification has measured it. A float16 logit near 32 is a multiple of 1/32.
-LARGEST_EPSILON: Final = {Dtype.FLOAT32: 1e-3, Dtype.FLOAT16: 0.5, Dtype.BFLOAT16: 4.0}
-DEFAULT_EPSILON: Final = LARGEST_EPSILON[Dtype.FLOAT32]
+# Most that the margin of a near-tie can be, by the precision of a bundle: what counts where no
+# verification has measured it. A float16 logit near 32 is a multiple of 1/32.
+LARGEST_EPSILON: Final = {"fp32": 1e-3, "fp16": 0.5, "bf16": 4.0, "int8": 4.0, "int4": 1.0}
+DEFAULT_EPSILON: Final = LARGEST_EPSILON["fp32"]
 
 
 class Decoder:

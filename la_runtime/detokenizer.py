@@ -9,8 +9,8 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final, Protocol
 
 import tokenizers
@@ -19,6 +19,7 @@ from la_runtime.errors import BundleError
 
 __all__ = ["Detokenizable", "IncrementalDecoder", "clean_up_spaces"]
 
+_REMEMBERED_TOKENS: Final = 2**14
 _FALLBACK_BYTE: Final = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 # Decoders that join token texts from left to right, so that all but the newest token is settled.
@@ -63,6 +64,10 @@ class Detokenizable(Protocol):
         """Whether `clean_up_spaces` is part of decoding."""
         ...
 
+    def spelling(self, token_id: int) -> str | None:
+        """A token as the vocabulary spells it, `None` when the id names none."""
+        ...
+
 
 class IncrementalDecoder:
     """Text of one stream of tokens, each piece given out once no later token can change it.
@@ -80,7 +85,7 @@ class IncrementalDecoder:
 
     def __init__(self, tokenizer: Detokenizable) -> None:
         backend = tokenizer.backend
-        self._backend = backend
+        self._spelling = tokenizer.spelling
         self._special_ids = frozenset(
             token_id
             for token_id, token in backend.get_added_tokens_decoder().items()
@@ -92,8 +97,17 @@ class IncrementalDecoder:
         )
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Take tokens; returns the text that has become certain, often empty."""
-        return self._spaces.push("".join(self._joiner.push(self._visible(token_ids))))
+        """Take tokens; returns the text that has become certain, often empty.
+
+        Special tokens and ids that name no token are not shown.
+        """
+        text = ""
+        for token_id in token_ids:
+            if token_id not in self._special_ids:
+                token = self._spelling(token_id)
+                if token is not None:
+                    text += self._joiner.push(token_id, token)
+        return self._spaces.push(text)
 
     def peek(self) -> str:
         """What `flush` would give now; the stream goes on."""
@@ -103,26 +117,12 @@ class IncrementalDecoder:
         """End the stream; returns the text that was held back."""
         return self._spaces.push(self._joiner.flush()) + self._spaces.flush()
 
-    def _visible(self, token_ids: Iterable[int]) -> Iterator[_Token]:
-        """Tokens that decoding shows: no special ones, no ids that name none."""
-        for token_id in token_ids:
-            if token_id not in self._special_ids:
-                text = self._backend.id_to_token(token_id)
-                if text is not None:
-                    yield _Token(token_id=token_id, text=text)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Token:
-    token_id: int
-    text: str
-
 
 class _Joiner(Protocol):
     """Joins tokens to text as one kind of tokenizer does."""
 
-    def push(self, tokens: Iterable[_Token]) -> Iterator[str]:
-        """Take tokens; yields the text that no later token changes."""
+    def push(self, token_id: int, token: str) -> str:
+        """Take a token as the vocabulary spells it; the text that no later token changes."""
         ...
 
     def peek(self) -> str:
@@ -178,9 +178,8 @@ class _ByteLevelJoiner:
     def __init__(self) -> None:
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
-    def push(self, tokens: Iterable[_Token]) -> Iterator[str]:
-        for token in tokens:
-            yield self._utf8.decode(_byte_level_bytes(token.text))
+    def push(self, token_id: int, token: str) -> str:
+        return self._utf8.decode(_byte_level_bytes(token))
 
     def peek(self) -> str:
         return ""
@@ -189,10 +188,11 @@ class _ByteLevelJoiner:
         return ""
 
 
+@lru_cache(maxsize=_REMEMBERED_TOKENS)
 def _byte_level_bytes(text: str) -> bytes:
     """Bytes a byte-level token stands for; an added token outside the alphabet is plain text."""
     try:
-        return bytes(_BYTE_OF_LETTER[letter] for letter in text)
+        return bytes(map(_BYTE_OF_LETTER.__getitem__, text))
     except KeyError:
         return text.encode()
 
@@ -227,16 +227,16 @@ class _WindowJoiner:
         self._run_ids: list[int] = []
         self._run_bytes = bytearray()
 
-    def push(self, tokens: Iterable[_Token]) -> Iterator[str]:
-        for token in tokens:
-            byte = _FALLBACK_BYTE.fullmatch(token.text) if self._has_byte_tokens else None
-            if byte is not None:
-                self._run_ids.append(token.token_id)
-                self._run_bytes += bytes.fromhex(byte[1])
-            else:
-                yield self._text_behind_context([*self._run_ids, token.token_id])
-                self._context = [token.token_id]
-                self._clear_run()
+    def push(self, token_id: int, token: str) -> str:
+        byte = _FALLBACK_BYTE.fullmatch(token) if self._has_byte_tokens else None
+        if byte is not None:
+            self._run_ids.append(token_id)
+            self._run_bytes += bytes.fromhex(byte[1])
+            return ""
+        text = self._text_behind_context([*self._run_ids, token_id])
+        self._context = [token_id]
+        self._clear_run()
+        return text
 
     def peek(self) -> str:
         if not self._run_ids:

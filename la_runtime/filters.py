@@ -13,11 +13,21 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NEAR", "Filtered", "filter_scores", "rank_best", "sum_exp", "vocabulary_blocks"]
+__all__ = [
+    "NEAR",
+    "Filtered",
+    "filter_scores",
+    "find_above",
+    "rank_best",
+    "sum_exp",
+    "vocabulary_blocks",
+]
 
 # Cut tokens farther from their cut than this are not listed: no rounding brings them back.
 NEAR: Final = 0.05
 _BLOCK: Final = 8192
+_STRETCH: Final = 64
+_LOWEST_FINITE: Final = float(np.finfo(np.float32).min)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,22 +158,32 @@ def vocabulary_blocks(vocab_size: int) -> Iterator[slice]:
         yield slice(start, min(start + _BLOCK, vocab_size))
 
 
+def find_above(scores: NDArray[np.float32], floor: float) -> NDArray[np.int64]:
+    """Finite ids with at least this score, ascending."""
+    least = max(floor, _LOWEST_FINITE)
+    return np.concatenate(
+        [
+            block.start + np.flatnonzero(scores[block] >= least)
+            for block in vocabulary_blocks(len(scores))
+        ]
+    )
+
+
 def _kth_best(scores: NDArray[np.float32], k: int) -> float:
-    """The k-th highest score, k from 1 to the row's length."""
-    pool = np.concatenate([_best_of(scores[block], k) for block in vocabulary_blocks(len(scores))])
-    return float(_best_of(pool, k).min())
+    """The k-th highest score, k from 1 to the row's length; -inf when fewer are finite.
 
-
-def _best_of(scores: NDArray[np.float32], k: int) -> NDArray[np.float32]:
-    """The k highest scores, in any order; all when there are fewer."""
-    return scores if k >= len(scores) else np.partition(scores, len(scores) - k)[-k:]
+    The k-th highest of the peaks of stretches of the row has k scores above it or equal, and few
+    more.
+    """
+    floor, num_stretches = -math.inf, len(scores) // _STRETCH
+    if k <= num_stretches:
+        peaks = scores[: num_stretches * _STRETCH].reshape(-1, _STRETCH).max(axis=1)
+        floor = float(np.partition(peaks, -k)[-k])
+    ids = find_above(scores, floor)
+    return float(np.partition(scores[ids], -k)[-k]) if len(ids) >= k else -math.inf
 
 
 def _rank_above(scores: NDArray[np.float32], floor: float) -> NDArray[np.int64]:
     """Finite ids with at least this score, best first, ties to the lowest id."""
-    found = []
-    for block in vocabulary_blocks(len(scores)):
-        part = scores[block]
-        found.append(block.start + np.flatnonzero((part >= floor) & (part > -np.inf)))
-    ids = np.concatenate(found)
+    ids = find_above(scores, floor)
     return ids[np.argsort(-scores[ids], kind="stable")]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,22 +50,28 @@ class DraftTree:
 
     def __post_init__(self) -> None:
         assert len(self.token_ids) == len(self.parents), "one parent per draft"
-        assert all(0 <= p <= i for i, p in enumerate(self.parents)), "parents come first"
-        edges = set(zip(self.parents, self.token_ids, strict=True))
-        assert len(edges) == len(self.parents), "siblings hold different tokens"
+        if self._shape.has_siblings:
+            edges = set(zip(self.parents, self.token_ids, strict=True))
+            assert len(edges) == len(self.parents), "siblings hold different tokens"
 
     @classmethod
     def chain(cls, token_ids: tuple[int, ...]) -> DraftTree:
         """Each token behind the one before it."""
-        return cls(token_ids=token_ids, parents=tuple(range(len(token_ids))))
+        return cls(token_ids=token_ids, parents=_chain_parents(len(token_ids)))
 
     @property
     def depths(self) -> tuple[int, ...]:
         """Depth of each draft; a child of the root has depth 1."""
-        depths = [0]
-        for parent in self.parents:
-            depths.append(depths[parent] + 1)
-        return tuple(depths[1:])
+        return self._shape.depths
+
+    @property
+    def depth(self) -> int:
+        """Depth of the deepest draft, 0 without drafts."""
+        return self._shape.depth
+
+    @property
+    def _shape(self) -> _TreeShape:
+        return _find_shape(self.parents)
 
     def child(self, node: int, token_id: int) -> int | None:
         """The draft behind `node` (0 = root) that holds `token_id`, counted from 1."""
@@ -76,15 +82,41 @@ class DraftTree:
 
     def cut(self, max_depth: int) -> DraftTree:
         """The drafts of at most this depth."""
-        depths = self.depths
-        if all(depth <= max_depth for depth in depths):
+        if len(self.parents) <= max_depth or self.depth <= max_depth:
             return self
-        kept = [i for i, depth in enumerate(depths) if depth <= max_depth]
+        kept = [i for i, depth in enumerate(self.depths) if depth <= max_depth]
         renamed = {0: 0} | {old + 1: new for new, old in enumerate(kept, 1)}
         return DraftTree(
             token_ids=tuple(self.token_ids[i] for i in kept),
             parents=tuple(renamed[self.parents[i]] for i in kept),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TreeShape:
+    """What the parents of a tree say. Trees differ from pass to pass, their shapes hardly do."""
+
+    depths: tuple[int, ...]
+    depth: int
+    has_siblings: bool
+
+
+@lru_cache(maxsize=512)
+def _find_shape(parents: tuple[int, ...]) -> _TreeShape:
+    assert all(0 <= p <= i for i, p in enumerate(parents)), "parents come first"
+    depths = [0]
+    for parent in parents:
+        depths.append(depths[parent] + 1)
+    return _TreeShape(
+        depths=tuple(depths[1:]),
+        depth=max(depths),
+        has_siblings=len(set(parents)) < len(parents),
+    )
+
+
+@lru_cache(maxsize=512)
+def _chain_parents(num_drafts: int) -> tuple[int, ...]:
+    return tuple(range(num_drafts))
 
 
 NO_DRAFTS = DraftTree()
@@ -108,12 +140,16 @@ class Layout(StrEnum):
         """The groups of a step with this many drafts; none when k is 0."""
         if k == 0:
             return ()
-        last_node = 0 if self is Layout.ROOT_ONLY else num_drafts
-        return tuple(Group(node, k) for node in range(last_node + 1))
+        return _make_groups(0 if self is Layout.ROOT_ONLY else num_drafts, k)
 
     def max_rows(self, k: int) -> int:
         """Rows of the widest step at this k, all drafts given."""
         return 1 + k + k * len(self.groups(k, k))
+
+
+@lru_cache(maxsize=512)
+def _make_groups(last_node: int, k: int) -> tuple[Group, ...]:
+    return tuple(Group(node, k) for node in range(last_node + 1))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -136,12 +172,12 @@ class StepRows:
     slot_index: NDArray[np.int64]
     visible: NDArray[np.bool_]
 
-    @property
+    @cached_property
     def num_verified(self) -> int:
         """Known rows and draft rows."""
         return self.num_known + self.num_drafts
 
-    @property
+    @cached_property
     def num_rows(self) -> int:
         """All rows, slots included."""
         return len(self.offsets)

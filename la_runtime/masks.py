@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from la_runtime.layout import StepRows
 
-__all__ = ["make_attention_mask"]
+__all__ = ["advance_attention_mask", "make_attention_mask"]
 
 
 def make_attention_mask(
@@ -42,13 +42,47 @@ def make_attention_mask(
     mask = np.full((len(rows), 1, block_len, num_keys), masked)
     for sequence, step_rows in enumerate(rows):
         seen = mask[sequence, 0]  # [block, keys]
-        first = int(block_columns[sequence])
-        num_rows = 0
-        if step_rows is not None:
-            num_rows = step_rows.num_rows
-            seen[:num_rows, : lengths[sequence]] = 0
-            own = seen[:num_rows, first : first + num_rows]  # [rows, rows]
-            own[step_rows.visible] = 0
-        padding = np.arange(num_rows, block_len)
-        seen[padding, first + padding] = 0
+        _show_committed(seen, step_rows, 0, int(lengths[sequence]))
+        _show_block(seen, step_rows, int(block_columns[sequence]))
     return mask
+
+
+def advance_attention_mask(
+    seen: NDArray[np.generic],
+    rows: StepRows | None,
+    *,
+    committed: tuple[int, int],
+    columns: tuple[int, int],
+    masked: np.generic,
+) -> None:
+    """Turn one sequence's part of an earlier mask into that of a pass with the same rows.
+
+    Args:
+        seen: [block, keys] of that sequence; changed in place.
+        rows: its rows, the same as then.
+        committed: committed cache places then and now; no fewer now.
+        columns: column of its first row then and now.
+        masked: see `make_attention_mask`.
+    """
+    before, now = columns
+    if before != now:
+        seen[:, before : before + len(seen)] = masked
+        _show_block(seen, rows, now)
+    _show_committed(seen, rows, *committed)
+
+
+def _show_committed(seen: NDArray[np.generic], rows: StepRows | None, start: int, end: int) -> None:
+    """Let the rows of a sequence see these of its cache places."""
+    if rows is not None:
+        seen[: rows.num_rows, start:end] = 0
+
+
+def _show_block(seen: NDArray[np.generic], rows: StepRows | None, first: int) -> None:
+    """Let the rows of a block see each other, where their columns start at `first`."""
+    num_rows = 0
+    if rows is not None:
+        num_rows = rows.num_rows
+        own = seen[:num_rows, first : first + num_rows]  # [rows, rows]
+        own[rows.visible] = 0
+    padding = np.arange(num_rows, len(seen))
+    seen[padding, first + padding] = 0

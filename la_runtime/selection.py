@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from la_runtime.acceptance import accept_exact, accept_threshold
+from la_runtime.backends.base import Scores
 from la_runtime.block import Part
 from la_runtime.choosing import Choice, Chooser
 from la_runtime.drafting import proposing_rows
@@ -21,6 +23,7 @@ __all__ = [
     "ChosenRowScores",
     "RowScores",
     "Selected",
+    "read_best",
     "select_exact",
     "select_threshold",
 ]
@@ -37,15 +40,29 @@ class BestScores:
 
     Args:
         ids: best token per row.
-        logits: its logit.
-        margins: best minus second-best logit.
+        logits: per row its logit and the second-best; its own alone where there is one token.
         logsumexp: per row; empty unless probabilities are wanted.
     """
 
     ids: list[int]
-    logits: list[float]
-    margins: list[float]
+    logits: list[list[float]]
     logsumexp: list[float]
+
+
+def read_best(scores: Scores, *, with_logsumexp: bool) -> list[BestScores]:
+    """The best scores of every sequence of a pass.
+
+    Args:
+        scores: of the pass.
+        with_logsumexp: whether it computed what probabilities need.
+    """
+    top_ids, top_logits = scores.top()  # [batch, rows, top_c]
+    ids = top_ids[:, :, 0].tolist()
+    logits = top_logits[:, :, :2].tolist()
+    logsumexp = scores.logsumexp().tolist() if with_logsumexp else [[]] * len(ids)
+    return [
+        BestScores(ids=ids[i], logits=logits[i], logsumexp=logsumexp[i]) for i in range(len(ids))
+    ]
 
 
 class RowScores:
@@ -61,10 +78,11 @@ class RowScores:
     """
 
     def __init__(self, part: Part, best: BestScores, *, request: int, first_position: int) -> None:
+        self._part = part
         self._first_row = part.scored_from
         self._best = best
         self._request = request
-        self._positions = first_position + part.rows.offsets
+        self._first_position = first_position
 
     def choose(self, row: int, after: Sequence[int]) -> Choice:
         """The model's token after a row.
@@ -77,9 +95,17 @@ class RowScores:
             NonFiniteScoreError: the row's best score is NaN or infinite.
             LookaheadError: a logits processor failed.
         """
+        token_id = self.propose(row, after)
+        logits = self._best.logits[row - self._first_row]
+        return Choice(token_id=token_id, margin=logits[0] - logits[-1])
+
+    def propose(self, row: int, after: Sequence[int]) -> int:
+        """The id of that token alone."""
         index = row - self._first_row
-        self._check_finite(row, self._best.logits[index])
-        return Choice(token_id=self._best.ids[index], margin=self._best.margins[index])
+        logit = self._best.logits[index][0]
+        if not math.isfinite(logit):
+            self._refuse(row, logit)
+        return self._best.ids[index]
 
     def probability(self, row: int) -> float:
         """Softmax probability of a row's best token.
@@ -88,17 +114,19 @@ class RowScores:
             NonFiniteScoreError: it cannot be told.
         """
         index = row - self._first_row
-        self._check_finite(row, self._best.logits[index])
-        self._check_finite(row, self._best.logsumexp[index])
-        return math.exp(self._best.logits[index] - self._best.logsumexp[index])
+        logit = self._best.logits[index][0]
+        logsumexp = self._best.logsumexp[index]
+        for score in (logit, logsumexp):
+            if not math.isfinite(score):
+                self._refuse(row, score)
+        return math.exp(logit - logsumexp)
 
-    def _check_finite(self, row: int, score: float) -> None:
-        if not math.isfinite(score):
-            raise NonFiniteScoreError(
-                f"the model gave a score of {score} in request {self._request} at position "
-                f"{self._positions[row]}; scores must be finite: check the checkpoint, or build "
-                "at higher precision"
-            )
+    def _refuse(self, row: int, score: float) -> NoReturn:
+        position = self._first_position + int(self._part.rows.offsets[row])
+        raise NonFiniteScoreError(
+            f"the model gave a score of {score} in request {self._request} at position "
+            f"{position}; scores must be finite: check the checkpoint, or build at higher precision"
+        )
 
 
 class ChosenRowScores(RowScores):
@@ -135,6 +163,10 @@ class ChosenRowScores(RowScores):
         logits = self._logits[row - self._first_row]
         return self._chooser.choose(logits, [*self._token_ids, *after])
 
+    def propose(self, row: int, after: Sequence[int]) -> int:
+        """See `RowScores.propose`."""
+        return self.choose(row, after).token_id
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selected:
@@ -160,7 +192,7 @@ class Selected:
     @property
     def token_ids(self) -> tuple[int, ...]:
         """The tokens' ids."""
-        return tuple(choice.token_id for choice in self.choices)
+        return tuple([choice.token_id for choice in self.choices])
 
 
 def select_exact(
@@ -220,7 +252,7 @@ def select_exact(
         choices=tuple(choices),
         is_proposal=tuple(is_proposal),
         path=path,
-        num_proposed=(max(drafts.depths, default=0) if len(choices) > len(path) else len(path)),
+        num_proposed=drafts.depth if len(choices) > len(path) else len(path),
         next_drafts=DraftTree.chain(_propose(proposing, scores, token_ids)),
         is_decided=is_decided,
     )
@@ -231,13 +263,13 @@ def _propose(rows: Iterable[int], scores: RowScores, token_ids: Sequence[int]) -
 
     A slot may fail (a grammar has ended, say) where the model, coming there, would have stopped.
     """
-    proposals: list[int] = []
-    for row in rows:
-        try:
-            proposals.append(scores.choose(row, (*token_ids, *proposals)).token_id)
-        except LookaheadError:
-            break
-    return tuple(proposals)
+    after = list(token_ids)
+    try:
+        for row in rows:
+            after.append(scores.propose(row, after))
+    except LookaheadError:
+        pass
+    return tuple(after[len(token_ids) :])
 
 
 def select_threshold(

@@ -77,6 +77,8 @@ class TokenSequence:
         self.request = request
         self.params = params
         self.k = k
+        self.is_threshold = params.select is Select.THRESHOLD
+        self._layout = params.layout or Layout.ROOT_ONLY
         self._epsilon = epsilon
         self.eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
         self.stop_token_ids = frozenset(params.stop_token_ids)
@@ -181,10 +183,7 @@ class TokenSequence:
         """
         if self.params.strict and not self.has_begun:
             return ()
-        if self.params.select is Select.THRESHOLD:
-            return Layout.ROOT_ONLY.groups(0, self.k)
-        layout = self.params.layout or Layout.ROOT_ONLY
-        return layout.groups(len(self.drafts.token_ids), self.k)
+        return self._layout.groups(len(self.drafts.token_ids), self.k)
 
     def begin_pass(self, part: Part, block_len: int) -> None:
         """Count a pass it takes part in."""
@@ -217,13 +216,13 @@ class TokenSequence:
         return StepResult(
             token_ids=token_ids,
             accepted=num_accepted,
-            margins=tuple(choice.margin for choice in selected.choices),
+            margins=tuple([choice.margin for choice in selected.choices]),
             finish_reason=self.finish_reason,
         )
 
     def draft(self, selected: Selected) -> None:
         """Hand the proposals to the next pass, as deep as the sequence can still grow."""
-        if self.params.select is Select.THRESHOLD:
+        if self.is_threshold:
             self.num_unverified = self.num_known - 1
         self.drafts = selected.next_drafts.cut(max(self._ending.room - 1, 0))
 

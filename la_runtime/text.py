@@ -47,6 +47,9 @@ class GeneratedText:
     def _append(self, text: str) -> None:
         if self._is_stopped:
             return
+        if not self._stop:
+            self._certain.append(text)
+            return
         self._held += text
         if self._stop_in(self._held):
             return

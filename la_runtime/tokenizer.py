@@ -96,6 +96,7 @@ class Tokenizer:
         backend.no_padding()
         self.backend = backend
         self._special_tokens = dict(special_tokens)
+        self._spellings: dict[int, str | None] = {}
         self.cleans_up_spaces = cleans_up_spaces
 
     @classmethod
@@ -147,6 +148,15 @@ class Tokenizer:
     def token_id(self, token: str) -> int | None:
         """Id of one token given by its text, or `None` when it is no token."""
         return self.backend.token_to_id(token)
+
+    def spelling(self, token_id: int) -> str | None:
+        """A token as the vocabulary spells it, `None` when the id names none.
+
+        Remembered: a step asks for every token, and the library takes longer than a look-up.
+        """
+        if token_id not in self._spellings:
+            self._spellings[token_id] = self.backend.id_to_token(token_id)
+        return self._spellings[token_id]
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text.

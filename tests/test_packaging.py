@@ -63,6 +63,7 @@ def test_the_wheel_holds_both_packages_their_data_and_the_licences(wheel: Path) 
         "la_export/py.typed",
         "la_export/bench/data/spec_bench.jsonl",
         "la_export/bench/data/NOTICE",
+        "la_export/bench/report/page.html",
         f"{info}/licenses/LICENSE",
         f"{info}/licenses/NOTICE",
     } <= set(names)

@@ -101,7 +101,7 @@ def decode_form(
     return FormRuns(
         precision=manifest.contract.compute_dtype,
         cache_form=manifest.contract.cache_form,
-        tolerance=tolerance_of(manifest.contract),
+        tolerance=tolerance_of(manifest.precision),
         measured_epsilon=max(
             measure_epsilon(
                 backend,

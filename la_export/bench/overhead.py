@@ -55,12 +55,14 @@ class StepTimes:
         outside_share: time outside the pass, relative to the pass; median of the steps' ratios.
         bare_ratio: time of a step relative to the same pass run again by itself right after it;
             median of the ratios.
+        num_steps: how many there were.
     """
 
     step_s: float
     pass_s: float
     outside_share: float
     bare_ratio: float
+    num_steps: int
 
 
 def time_steps(
@@ -95,6 +97,7 @@ def time_steps(
         pass_s=median(passed for _, passed, _ in steps),
         outside_share=median((step - passed) / passed for step, passed, _ in steps),
         bare_ratio=median(step / bare for step, _, bare in steps),
+        num_steps=len(steps),
     )
 
 

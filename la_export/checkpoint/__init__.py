@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from la_export.checkpoint.checkpoint import Checkpoint, load_checkpoint
 from la_export.checkpoint.known_models import KNOWN_MODELS, find_known_model
-from la_export.checkpoint.sources import ModelSource, find_model
+from la_export.checkpoint.sources import ModelSource, find_model, name_place
 from la_export.checkpoint.weight_files import WeightFormat
 
 __all__ = [
@@ -18,4 +18,5 @@ __all__ = [
     "find_known_model",
     "find_model",
     "load_checkpoint",
+    "name_place",
 ]

@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from typing import Final
 
+import torch
 from pydantic import ValidationError
 
 from la_export.checkpoint.checkpoint import Checkpoint
 from la_export.checkpoint.configuration import make_skeleton
 from la_runtime.bundle import ModelFacts, RopeFacts
 from la_runtime.contract import CacheForm, Contract, Dtype
-from la_runtime.errors import CheckpointError
+from la_runtime.errors import CheckpointError, UnsupportedModelError
 from la_runtime.storage import storage_dtype
 
 __all__ = [
     "TOP_C",
     "build_disk_bytes",
+    "check_input_features",
     "count_norms",
     "count_parameters",
     "make_contract",
@@ -141,6 +143,26 @@ def count_parameters(checkpoint: Checkpoint) -> int:
             checkpoint.source.origin, checkpoint.traced_config
         ).parameters()
     )
+
+
+def check_input_features(checkpoint: Checkpoint, *, block_size: int, precision: str) -> None:
+    """Every linear layer must divide its input features into whole blocks; no weight is read.
+
+    Args:
+        checkpoint: the model.
+        block_size: input features that share a scale.
+        precision: that has such blocks, for the message.
+
+    Raises:
+        UnsupportedModelError: a layer does not.
+    """
+    skeleton = make_skeleton(checkpoint.source.origin, checkpoint.traced_config)
+    for name, layer in skeleton.named_modules():
+        if isinstance(layer, torch.nn.Linear) and layer.in_features % block_size:
+            raise UnsupportedModelError(
+                f"{name} has {layer.in_features} input features; --precision {precision} needs a "
+                f"multiple of {block_size}: build with another --precision"
+            )
 
 
 def count_norms(checkpoint: Checkpoint) -> int:

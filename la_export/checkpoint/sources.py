@@ -30,10 +30,11 @@ from la_export.checkpoint.weight_files import (
 )
 from la_runtime.errors import CheckpointError, HostError, UnknownModelError, UsageError
 
-__all__ = ["ModelSource", "WeightFormat", "find_configuration", "find_model"]
+__all__ = ["ModelSource", "WeightFormat", "find_configuration", "find_model", "name_place"]
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _LOCAL_REVISION: Final = "local"
+_HUB: Final = "hub:"
 _HASH_CHUNK_BYTES: Final = 4 << 20
 
 
@@ -115,6 +116,28 @@ def find_configuration(model: str, *, revision: str | None) -> ModelSource:
     return _find(model, revision, _Wanted.CONFIGURATION)
 
 
+def name_place(origin: str, revision: str) -> tuple[str, str | None] | None:
+    """Name and revision, as `find_model` takes them, of what a manifest records as the source.
+
+    Args:
+        origin: see `ModelSource`.
+        revision: see `ModelSource`.
+
+    Returns:
+        None for a place on the machine that built the bundle.
+    """
+    repository = origin.removeprefix(_HUB)
+    for known in KNOWN_MODELS:
+        match known.place:
+            case HubModel(repository=known_repository):
+                if origin.startswith(_HUB) and repository == known_repository:
+                    return known.name, revision
+            case PackagedModel() as place:
+                if origin == _packaged_origin(place):
+                    return known.name, None
+    return (repository, revision) if origin.startswith(_HUB) else None
+
+
 def _find(model: str, revision: str | None, wanted: _Wanted) -> ModelSource:
     known = find_known_model(model)
     if known is not None:
@@ -181,12 +204,16 @@ def _find_packaged(known: KnownModel, place: PackagedModel) -> ModelSource:
         )
     return ModelSource(
         name=known.name,
-        origin=f"{place.distribution}/{place.file_name}",
+        origin=_packaged_origin(place),
         revision=importlib.metadata.version(place.distribution),
         folder=path.parent,
         weight_format=WeightFormat.GGUF,
         weight_files=(path,),
     )
+
+
+def _packaged_origin(place: PackagedModel) -> str:
+    return f"{place.distribution}/{place.file_name}"
 
 
 def _find_on_hub(repository: str, revision: str, wanted: _Wanted) -> ModelSource:
@@ -198,7 +225,7 @@ def _find_on_hub(repository: str, revision: str, wanted: _Wanted) -> ModelSource
     weight_format, weight_files = _find_weights(snapshot.folder, repository, wanted)
     return ModelSource(
         name=repository.rsplit("/", 1)[1],
-        origin=f"hub:{repository}",
+        origin=f"{_HUB}{repository}",
         revision=snapshot.commit,
         folder=snapshot.folder,
         weight_format=weight_format,

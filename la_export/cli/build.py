@@ -10,13 +10,19 @@ from pathlib import Path
 import click
 
 from la_export.cli.plan import MakePlanOptions, plan_options
-from la_export.options import DEFAULT_PREFILL_CHUNK, BuildOptions, Precision
+from la_export.cli.recipe import recipe_option
+from la_export.options import (
+    DEFAULT_PREFILL_CHUNK,
+    BuildOptions,
+    Precision,
+)
 from la_runtime.contract import CacheForm
 
 __all__ = ["build_command"]
 
 
 @click.command("build")
+@recipe_option
 @click.option(
     "--model",
     required=True,
@@ -46,6 +52,18 @@ __all__ = ["build_command"]
     default=CacheForm.CONCAT.value,
     show_default=True,
     help="concat: the cache grows. scatter: its capacity is fixed, written in place.",
+)
+@click.option(
+    "--smoothing/--no-smoothing",
+    default=True,
+    show_default=True,
+    help="int8: move differences in size between activations into the weights, exactly.",
+)
+@click.option(
+    "--packed/--not-packed",
+    default=False,
+    show_default=True,
+    help="Store weights also as this processor's kernels read them: processes then share them.",
 )
 @click.option(
     "--prefill-chunk",
@@ -86,6 +104,8 @@ def build_command(
     threads: int | None,
     plans: MakePlanOptions,
     *,
+    smoothing: bool,
+    packed: bool,
     allow_bin: bool,
     as_json: bool,
     quiet: bool,
@@ -103,6 +123,8 @@ def build_command(
         lookahead_lengths=lookahead_lengths,
         precision=Precision(precision),
         cache_form=CacheForm(cache_form),
+        smoothing=smoothing,
+        packed=packed,
         prefill_chunk=prefill_chunk,
         out=out,
         context=context,

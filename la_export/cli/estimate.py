@@ -20,6 +20,8 @@ __all__ = ["estimate_command"]
 
 # Gigabytes as memory and disks are sold.
 _GB = 10**9
+# What it knows the sizes of.
+_FLOATS = (Precision.FP32, Precision.FP16, Precision.BF16)
 
 
 @click.command("estimate")
@@ -41,7 +43,7 @@ _GB = 10**9
 )
 @click.option(
     "--precision",
-    type=click.Choice([precision.value for precision in Precision]),
+    type=click.Choice([precision.value for precision in _FLOATS]),
     default=Precision.FP32.value,
     show_default=True,
     help="Numbers that weights, activations and cache are held in.",

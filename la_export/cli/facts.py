@@ -8,12 +8,13 @@ from rich.console import Console
 from rich.table import Table
 
 from la_export.cli.console import format_bytes
-from la_runtime.bundle import Manifest
+from la_runtime.bundle import Manifest, PerplexityFacts
 from la_runtime.certificate import describe_voidness
 from la_runtime.contract import TensorSpec
 from la_runtime.plans import PlanProfile
+from la_runtime.step_times import StepTimes
 
-__all__ = ["print_manifest"]
+__all__ = ["perplexity_table", "print_manifest"]
 
 
 def print_manifest(manifest: Manifest, console: Console) -> None:
@@ -35,6 +36,10 @@ def print_manifest(manifest: Manifest, console: Console) -> None:
         console.print(_plans(manifest))
     if manifest.certificates:
         console.print(_certificates(manifest))
+    if manifest.perplexity is not None:
+        console.print(perplexity_table(manifest.perplexity))
+    for measured in manifest.step_times:
+        console.print(_step_times(measured))
     files = Table("file", "size", "sha256")
     for name, entry in manifest.files.items():
         files.add_row(name, format_bytes(entry.bytes), entry.sha256)
@@ -43,6 +48,43 @@ def print_manifest(manifest: Manifest, console: Console) -> None:
     for name, version in manifest.built_with.items():
         tools.add_row(name, version)
     console.print(tools)
+
+
+def perplexity_table(facts: PerplexityFacts) -> Table:
+    """Perplexity of each kind of text beside the source's."""
+    source = facts.source or "not at hand"
+    title = f"perplexity on {facts.backend}, {facts.utc}; source: {source}"
+    table = Table("text", "tokens", "perplexity", "source's", "ratio", title=title)
+    for row in (*facts.texts, facts.overall):
+        has_source = row.source_perplexity is not None and row.ratio is not None
+        table.add_row(
+            row.text,
+            f"{row.num_tokens:,}",
+            f"{row.perplexity:.4f}",
+            f"{row.source_perplexity:.4f}" if has_source else "",
+            f"{row.ratio:.5f}" if has_source else "",
+        )
+    return table
+
+
+def _step_times(measured: StepTimes) -> Table:
+    """L(T), and how much longer than a step of one row it is."""
+    table = Table(
+        *("rows", "ms", "over one row", "quartiles, ms", "samples"),
+        title=f"L(T) behind {measured.past} tokens on {measured.backend} "
+        f"{measured.backend_version}, {measured.threads} threads of {measured.processor}, "
+        f"{measured.utc}",
+    )
+    first = measured.times[0]
+    for time in measured.times:
+        table.add_row(
+            str(time.rows),
+            f"{time.median_ms:.2f}",
+            f"{time.median_ms / first.median_ms:.2f}" if first.rows == 1 else "",
+            f"{time.low_ms:.2f} to {time.high_ms:.2f}",
+            str(time.samples),
+        )
+    return table
 
 
 def _plans(manifest: Manifest) -> Table:

@@ -7,10 +7,12 @@ from typing import Any, Final
 
 import click
 
+from la_export.cli.bench import bench_command
 from la_export.cli.build import build_command
 from la_export.cli.doctor import doctor_command
 from la_export.cli.estimate import estimate_command
 from la_export.cli.inspect import inspect_command
+from la_export.cli.perplexity import perplexity_command
 from la_export.cli.plan import plan_command
 from la_export.cli.verify import verify_command
 from la_runtime.errors import ExitCode, LookaheadError
@@ -70,9 +72,11 @@ def main() -> None:
     """Compile a Hugging Face decoder into a bundle that la-runtime decodes with lookahead."""
 
 
+main.add_command(bench_command)
 main.add_command(build_command)
 main.add_command(doctor_command)
 main.add_command(estimate_command)
 main.add_command(inspect_command)
+main.add_command(perplexity_command)
 main.add_command(plan_command)
 main.add_command(verify_command)

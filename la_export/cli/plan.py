@@ -27,7 +27,6 @@ MakePlanOptions: TypeAlias = "Callable[[tuple[int, ...], int], PlanOptions]"
 """Makes the options of plans for these lookahead lengths and most prompt tokens of a pass."""
 
 _CAPABILITY: Final = re.compile(r"(?:sm)?(\d+)\.?(\d)", re.IGNORECASE)
-_BYTES_PER_MIB: Final = 1 << 20
 
 
 def _read_capability(_: click.Context, __: click.Parameter, values: Sequence[str]) -> list[str]:
@@ -155,6 +154,7 @@ def _make_options(
     timing_cache: Path | None,
 ) -> PlanOptions:
     from la_export.plan import PlanOptions, PlanSharing, Target
+    from la_export.plan.options import BYTES_PER_MIB
     from la_runtime.plans import HardwareCompatibility
 
     return PlanOptions(
@@ -163,7 +163,7 @@ def _make_options(
         sharing=PlanSharing(sharing),
         max_batch=max_batch,
         prefill_chunk=prefill_chunk,
-        workspace_bytes=None if workspace_mib is None else workspace_mib * _BYTES_PER_MIB,
+        workspace_bytes=None if workspace_mib is None else workspace_mib * BYTES_PER_MIB,
         optimization_level=optimization_level,
         hardware_compatibility=HardwareCompatibility(hardware_compatibility),
         is_version_compatible=is_version_compatible,

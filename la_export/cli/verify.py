@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from la_export.verify.reference import SourceModel
     from la_export.verify.report import LadderReport
     from la_export.verify.verification import Bisect, OpenSource
-    from la_runtime.bundle import Bundle, Manifest
+    from la_runtime.bundle import Bundle
 
 __all__ = ["verify_command"]
 
@@ -239,8 +239,8 @@ def _further_rungs(backend: str) -> tuple[Rung, ...]:
 def _source_opener(model: str | None, threads: int) -> OpenSource:
     from la_export.verify.source_model import open_source
 
-    def open_it(manifest: Manifest) -> SourceModel:
-        return open_source(manifest, model, threads=threads)
+    def open_it(bundle: Bundle) -> SourceModel:
+        return open_source(bundle, model, threads=threads)
 
     return open_it
 

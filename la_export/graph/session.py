@@ -9,6 +9,8 @@ import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
+from la_runtime.backends.ort_options import make_session_options
+
 __all__ = ["GraphSession"]
 
 
@@ -21,11 +23,9 @@ class GraphSession:
     """
 
     def __init__(self, path: Path, threads: int) -> None:
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        self._session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self._session = ort.InferenceSession(
+            str(path), make_session_options(threads), providers=["CPUExecutionProvider"]
+        )
         self.output_names = tuple(output.name for output in self._session.get_outputs())
 
     def run(self, feeds: Mapping[str, NDArray[np.generic]]) -> dict[str, NDArray[np.generic]]:

@@ -7,16 +7,29 @@ optimizers from folding, copying or loading tensors they must not touch.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 import onnx_ir as ir
 
 from la_runtime.contract import CacheForm, Contract
 
-__all__ = ["OPSET_VERSIONS", "StepGraph", "WeightSource"]
+__all__ = ["CONTRIB_DOMAIN", "OPSET_VERSIONS", "StepGraph", "WeightPart", "WeightSource"]
 
+# ONNX Runtime's own operators; no other compiler knows them.
+CONTRIB_DOMAIN: Final = "com.microsoft"
 # The oldest that have `Attention`, and `TensorScatter` as well.
 OPSET_VERSIONS: Final = {CacheForm.CONCAT: 23, CacheForm.SCATTER: 24}
+
+
+class WeightPart(StrEnum):
+    """What of a weight the graph holds; see `quantize.integers` for the integers."""
+
+    FLOATS = "floats"
+    INT8_VALUES = "int8 values"
+    INT8_SCALES = "int8 scales"
+    INT4_VALUES = "int4 values"
+    INT4_SCALES = "int4 scales"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +37,14 @@ class WeightSource:
     """Where a weight of the graph comes from.
 
     Args:
-        parameter: the parameter or buffer of the transformers model.
+        parameters: the parameters or buffers of the transformers model, one behind the other in
+            their first axis: that of the output features.
+        part: what of them the graph holds.
         transposed: whether the graph holds it with its two axes exchanged.
     """
 
-    parameter: str
+    parameters: tuple[str, ...]
+    part: WeightPart = WeightPart.FLOATS
     transposed: bool = False
 
 

@@ -6,77 +6,114 @@ them rounded twice, may be within what the arithmetic itself is allowed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from la_export.graph.passes.weight_transposes import TRANSPOSED_SUFFIX
+from la_export.graph.passes.names import SCALES_SUFFIX, VALUES_SUFFIX, read_name
 from la_export.reference import TorchReference
 from la_runtime.bundle import CheckResult
-from la_runtime.contract import Contract
 from la_runtime.errors import CheckError
 
-__all__ = ["check_weights"]
+__all__ = ["ExpectedWeights", "check_weights"]
+
+_FLOATS: Final = ""
 
 
-def check_weights(path: Path, contract: Contract, reference: TorchReference) -> CheckResult:
+class ExpectedWeights:
+    """What the weights of a graph have to be, by the names that passes give them.
+
+    Args:
+        reference: transformers' own model, in the graph's precision.
+    """
+
+    def __init__(self, reference: TorchReference) -> None:
+        floats, integers = dict(reference.weights()), reference.quantized_weights()
+        self._needed = [(names, _FLOATS) for names in floats]
+        self._needed += [
+            (names, part) for names in integers for part in (VALUES_SUFFIX, SCALES_SUFFIX)
+        ]
+        self._arrays: dict[tuple[str, str], NDArray[np.generic]] = {
+            (name, _FLOATS): buffer for name, buffer in reference.buffers()
+        }
+        for names, array in floats.items():
+            self._arrays |= {(name, _FLOATS): array for name in names}
+        for names, weight in integers.items():
+            self._arrays |= {(name, VALUES_SUFFIX): weight.values for name in names}
+            self._arrays |= {(name, SCALES_SUFFIX): weight.scales for name in names}
+
+    def of(self, stored_name: str) -> NDArray[np.generic] | None:
+        """What a stored weight of this name has to hold; None if it is none of the model's."""
+        name = read_name(stored_name)
+        keys = [(parameter, name.part) for parameter in name.parameters]
+        if not self._arrays.keys() >= set(keys):
+            return None
+        arrays = [self._arrays[key] for key in keys]
+        whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        return whole.T if name.is_transposed else whole
+
+    def missing(self, stored_names: Collection[str]) -> Iterator[str]:
+        """The weights that stored ones of these names do not hold; a tied one needs one name."""
+        found = {
+            (parameter, name.part)
+            for name in map(read_name, stored_names)
+            for parameter in name.parameters
+        }
+        for names, part in self._needed:
+            if not any((name, part) in found for name in names):
+                yield names[0] + part
+
+
+def check_weights(path: Path, reference: TorchReference) -> CheckResult:
     """Require every weight to be the model's, rounded once to what the graph stores.
 
-    Memory holds one weight at a time.
+    Memory holds one weight at a time beside the reference.
 
     Args:
         path: the written graph.
-        contract: its contract.
-        reference: transformers' own model, rounded likewise by PyTorch.
+        reference: transformers' own model, in the graph's precision.
 
     Raises:
         CheckError: the first weight that is missing or different.
     """
-    tensors = ir.load(path).graph.initializers
-    count = 0
-    for names, expected in reference.weights():
-        stored = list(_find(tensors, names))
-        if not stored:
-            raise CheckError(f"{path.name} has no weight {names[0]}; no bundle was written")
-        for value in stored:
-            _compare(value, expected, contract)
-        count += 1
-    for name, expected in reference.buffers():
-        for value in _find(tensors, (name,)):
-            _compare(value, expected, contract)
+    expected = ExpectedWeights(reference)
+    stored = ir.load(path).graph.initializers
+    for name in expected.missing(stored.keys()):
+        raise CheckError(f"{path.name} has no weight {name}; no bundle was written")
+    dtypes = []
+    for name, value in stored.items():
+        truth = expected.of(name)
+        if truth is not None:
+            _compare(value, truth)
+            dtypes.append(_dtype_name(value))
     return CheckResult(
         name="weights",
         value=0.0,
         bound=0.0,
-        detail=f"numbers that differ in {count} weights, rounded to {contract.compute_dtype}",
+        detail=f"numbers that differ in {len(dtypes)} weights of {', '.join(sorted(set(dtypes)))}",
     )
 
 
-def _find(tensors: Mapping[str, ir.Value], names: Iterable[str]) -> Iterator[ir.Value]:
-    for name in names:
-        for stored in (name, name + TRANSPOSED_SUFFIX):
-            if stored in tensors:
-                yield tensors[stored]
-
-
-def _compare(value: ir.Value, expected: NDArray[np.float32], contract: Contract) -> None:
+def _compare(value: ir.Value, expected: NDArray[np.generic]) -> None:
     assert value.const_value is not None, f"initializer {value.name} has no value"
-    assert value.name is not None, "initializers have names"
     found = value.const_value.numpy()
-    if value.name.endswith(TRANSPOSED_SUFFIX):
-        found = found.T
     if found.shape != expected.shape:
         raise CheckError(
             f"weight {value.name} has shape {list(found.shape)}, the source model's has "
             f"{list(expected.shape)}; no bundle was written"
         )
-    wrong = np.count_nonzero(found.astype(np.float32) != expected)
+    wrong = np.count_nonzero(found.astype(expected.dtype) != expected)
     if wrong:
         raise CheckError(
             f"weight {value.name} differs from the source model's, rounded to "
-            f"{contract.compute_dtype}, in {wrong} of {expected.size} numbers; "
-            "no bundle was written"
+            f"{_dtype_name(value)}, in {wrong} of {expected.size} numbers; no bundle was written"
         )
+
+
+def _dtype_name(value: ir.Value) -> str:
+    assert value.dtype is not None, f"initializer {value.name} has no dtype"
+    return str(value.dtype.numpy().name)

@@ -6,7 +6,7 @@ rarely asked for needs a graph without it.
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 import numpy as np
@@ -15,9 +15,13 @@ import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 from numpy.typing import NDArray
 
+from la_export.graph.check import check_lean_file
+from la_export.graph.lean import make_lean
+from la_export.graph.parity import check_parity
 from la_export.graph.session import GraphSession
-from la_runtime.bundle import CheckResult
-from la_runtime.contract import Axis, Contract, Name
+from la_export.reference import TorchReference
+from la_runtime.bundle import GRAPH_PATH, CheckResult, GraphVariant
+from la_runtime.contract import Axis, CacheForm, Contract, Dtype, KvOrder, Name
 from la_runtime.errors import CheckError
 from la_runtime.storage import to_stored
 
@@ -25,7 +29,8 @@ __all__ = [
     "CPU_BACKEND",
     "CPU_GRAPH_FILE",
     "CPU_OMITS",
-    "check_cpu_variant",
+    "check_same_operators",
+    "check_variant",
     "write_cpu_variant",
 ]
 
@@ -37,28 +42,84 @@ _SIZES: Final = {Axis.BATCH: 2, Axis.BLOCK: 4, Axis.PAST: 5, Axis.KEYS: 9, Axis.
 _SEED: Final = 4711
 
 
-def write_cpu_variant(path: Path) -> Path:
-    """Write the graph without `CPU_OMITS` beside the portable one; both share its weights file.
+def write_cpu_variant(path: Path, contract: Contract) -> GraphVariant | None:
+    """Write the graph for ONNX Runtime's CPU provider; both share the weights' file.
+
+    It has no `CPU_OMITS`. Where it computes in float32 it is lean as well, see `lean`.
 
     Args:
         path: the portable graph.
+        contract: of it.
 
     Returns:
-        Path of the variant.
+        What the manifest says of the variant; None in a precision the provider does not have.
     """
+    if contract.compute_dtype is Dtype.BFLOAT16:
+        return None
+    variant = GraphVariant(
+        path=str(PurePosixPath(GRAPH_PATH).with_name(CPU_GRAPH_FILE)),
+        backend=CPU_BACKEND,
+        omits=CPU_OMITS,
+    )
     model = ir.load(path)
     kept = [output for output in model.graph.outputs if output.name not in CPU_OMITS]
     model.graph.outputs[:] = kept
-    common_passes.RemoveUnusedNodesPass()(model)
-    variant = path.with_name(CPU_GRAPH_FILE)
-    ir.save(model, variant)
+    if contract.compute_dtype is Dtype.FLOAT32:
+        variant = variant.model_copy(
+            update={"kv_order": KvOrder.SEQUENCE_MAJOR, "cache_form": CacheForm.SCATTER}
+        )
+        make_lean(model, contract, variant.contract_of(contract))
+    else:
+        common_passes.RemoveUnusedNodesPass()(model)
+    ir.save(model, path.with_name(CPU_GRAPH_FILE))
     return variant
 
 
-def check_cpu_variant(
+def check_variant(
+    path: Path,
+    variant_path: Path,
+    variant: GraphVariant,
+    reference: TorchReference,
+    *,
+    contract: Contract,
+    context: int,
+    threads: int,
+) -> tuple[CheckResult, ...]:
+    """Check a variant as its kind allows: against the portable graph, or as that one was checked.
+
+    Args:
+        path: the portable graph, already checked.
+        variant_path: the variant.
+        variant: what the manifest says of it.
+        reference: transformers' own model in the graph's precision.
+        contract: of the portable graph.
+        context: positions the bundle serves.
+        threads: threads for ONNX Runtime.
+
+    Raises:
+        CheckError: the first problem.
+    """
+    if variant.cache_form is None:
+        check = check_same_operators
+        return (check(path, variant_path, contract, context=context, threads=threads),)
+    own = variant.contract_of(contract)
+    edge = check_lean_file(variant_path, own, variant.omits)
+    parity = check_parity(
+        variant_path,
+        own,
+        reference,
+        context=context,
+        threads=threads,
+        omits=variant.omits,
+        prefix=f"{variant.backend}.",
+    )
+    return (edge, *parity)
+
+
+def check_same_operators(
     path: Path, variant: Path, contract: Contract, *, context: int, threads: int
 ) -> CheckResult:
-    """Require the variant to have the same outputs but `CPU_OMITS`, equal bit for bit.
+    """Require a variant of the same operators to have the same outputs, equal bit for bit.
 
     Args:
         path: the portable graph, already checked.

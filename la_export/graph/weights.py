@@ -13,8 +13,9 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from la_export.graph.passes.contract_names import IR_DTYPES
-from la_export.graph.step_graph import StepGraph, WeightSource
+from la_export.graph.step_graph import StepGraph, WeightPart, WeightSource
 from la_export.options import Precision
+from la_export.quantize.integers import BLOCK_SIZE, quantize_blocks, quantize_rows
 from la_runtime.contract import Dtype
 from la_runtime.errors import CheckpointError
 from la_runtime.storage import to_stored
@@ -74,53 +75,120 @@ def write_graph(step_graph: StepGraph, reader: TensorReader, folder: Path) -> Pa
 
 
 def _join_weight(step_graph: StepGraph, name: str, value: ir.Value, reader: TensorReader) -> None:
-    """Make a trailing input an initializer, in the dtype that the trace gave it."""
+    """Make a trailing input an initializer, in the dtype that the trace or a pass gave it."""
     assert value.shape is not None, f"weight {name} has no shape"
     assert value.dtype is not None, f"weight {name} has no dtype"
-    shape, dtype = value.shape.numpy(), _DTYPES[value.dtype]
+    shape, dtype, source = value.shape.numpy(), value.dtype, step_graph.weights[name]
+
+    def load() -> ir.TensorProtocol:
+        return _MAKERS[source.part](_read(reader, source, shape), source, dtype)
+
     value.const_value = ir.LazyTensor(
-        _make_loader(reader, step_graph.weights[name], shape, dtype),
-        dtype=value.dtype,
-        shape=ir.Shape(shape),
-        name=name,
-        cache=False,
+        load, dtype=dtype, shape=ir.Shape(shape), name=name, cache=False
     )
     step_graph.graph.inputs.remove(value)
     step_graph.graph.register_initializer(value)
 
 
-def _make_loader(
-    reader: TensorReader, source: WeightSource, shape: tuple[int, ...], dtype: Dtype
-) -> Callable[[], ir.TensorProtocol]:
-    stored_shape = shape[::-1] if source.transposed else shape
+def _read(
+    reader: TensorReader, source: WeightSource, shape: tuple[int, ...]
+) -> NDArray[np.float32]:
+    """The parameters one behind the other, in their own axes."""
+    parts = []
+    for parameter in source.parameters:
+        logger.debug("reading %s", parameter)
+        part = reader.read(parameter)
+        _check_finite(parameter, part)
+        parts.append(part)
+    joined = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    del parts
+    expected = _expected_shape(source, shape)
+    found = joined.shape[: len(expected)]
+    if found != expected:
+        raise CheckpointError(
+            f"tensor {' + '.join(source.parameters)} has shape {list(joined.shape)}, the "
+            f"configuration expects {list(expected)}; config and weights do not belong together"
+        )
+    return joined
 
-    def load() -> ir.TensorProtocol:
-        logger.debug("reading %s", source.parameter)
-        array = reader.read(source.parameter)
-        if array.shape != stored_shape:
-            raise CheckpointError(
-                f"tensor {source.parameter} has shape {list(array.shape)}, the configuration "
-                f"expects {list(stored_shape)}; config and weights do not belong together"
-            )
-        _check_range(source.parameter, array, dtype)
-        if dtype is Dtype.FLOAT32:
-            return ir.Tensor(np.ascontiguousarray(array.T) if source.transposed else array)
-        stored = to_stored(array.T if source.transposed else array, dtype)
-        return ir.Tensor(stored, dtype=IR_DTYPES[dtype])
 
-    return load
+def _expected_shape(source: WeightSource, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The parameters' shape, as far as the shape of what the graph holds says it."""
+    match source.part:
+        case WeightPart.INT8_SCALES:
+            return (math.prod(shape),)
+        case WeightPart.INT4_SCALES:
+            rows, blocks = shape[::-1] if source.transposed else shape
+            return (rows, blocks * BLOCK_SIZE)
+        case _:
+            return shape[::-1] if source.transposed else shape
 
 
-def _check_range(parameter: str, array: NDArray[np.float32], dtype: Dtype) -> None:
-    """Refuse what would become infinite, or already is no number."""
-    largest = max(float(array.max()), -float(array.min()))
-    if not math.isfinite(largest):
+def _check_finite(parameter: str, array: NDArray[np.float32]) -> None:
+    if not math.isfinite(_largest(array)):
         raise CheckpointError(
             f"tensor {parameter} holds values that are no finite numbers; the weights are damaged: "
             "copy them again"
         )
-    if largest >= _LIMITS[dtype]:
+
+
+def _largest(array: NDArray[np.float32]) -> float:
+    return max(float(array.max()), -float(array.min()))
+
+
+def _make_floats(
+    array: NDArray[np.float32], source: WeightSource, ir_dtype: ir.DataType
+) -> ir.TensorProtocol:
+    """Rounded once, unless that would make a number infinite."""
+    dtype = _DTYPES[ir_dtype]
+    if _largest(array) >= _LIMITS[dtype]:
         raise CheckpointError(
-            f"tensor {parameter} has a value of size {largest:.4g}, which {dtype} cannot hold; "
-            f"build with --precision {Precision.BF16} or {Precision.FP32}"
+            f"tensor {source.parameters[0]} has a value of size {_largest(array):.4g}, which "
+            f"{dtype} cannot hold; build with --precision {Precision.BF16} or {Precision.FP32}"
         )
+    turned = array.T if source.transposed else array
+    if dtype is Dtype.FLOAT32:
+        return ir.Tensor(np.ascontiguousarray(turned))
+    return ir.Tensor(to_stored(turned, dtype), dtype=ir_dtype)
+
+
+def _make_int8_values(
+    array: NDArray[np.float32], source: WeightSource, _: ir.DataType
+) -> ir.TensorProtocol:
+    values = quantize_rows(array).values
+    return ir.Tensor(np.ascontiguousarray(values.T if source.transposed else values))
+
+
+def _make_int8_scales(
+    array: NDArray[np.float32], _: WeightSource, __: ir.DataType
+) -> ir.TensorProtocol:
+    return ir.Tensor(quantize_rows(array).scales)
+
+
+def _make_int4_values(
+    array: NDArray[np.float32], source: WeightSource, ir_dtype: ir.DataType
+) -> ir.TensorProtocol:
+    values = quantize_blocks(array).values
+    turned = np.ascontiguousarray(values.T if source.transposed else values)
+    return ir.Tensor(turned.astype(ir_dtype.numpy()))
+
+
+def _make_int4_scales(
+    array: NDArray[np.float32], source: WeightSource, _: ir.DataType
+) -> ir.TensorProtocol:
+    scales = quantize_blocks(array).scales
+    return ir.Tensor(np.ascontiguousarray(scales.T if source.transposed else scales))
+
+
+_MAKERS: Final[
+    dict[
+        WeightPart,
+        Callable[[NDArray[np.float32], WeightSource, ir.DataType], ir.TensorProtocol],
+    ]
+] = {
+    WeightPart.FLOATS: _make_floats,
+    WeightPart.INT8_VALUES: _make_int8_values,
+    WeightPart.INT8_SCALES: _make_int8_scales,
+    WeightPart.INT4_VALUES: _make_int4_values,
+    WeightPart.INT4_SCALES: _make_int4_scales,
+}

@@ -37,16 +37,21 @@ _EXAMPLE: Final = Contract(
     kv_dtype=cast("Dtype", "kv_dtype"),
 )
 _SCATTER: Final = dataclasses.replace(_EXAMPLE, cache_form=CacheForm.SCATTER, capacity=1033)
+_GROWING: Final = dataclasses.replace(_SCATTER, capacity=None, kv_order=KvOrder.SEQUENCE_MAJOR)
+_WIDTH: Final = _EXAMPLE.num_kv_heads * _EXAMPLE.head_dim
 _ENUMS: Final[tuple[type[StrEnum], ...]] = (Dtype, CacheForm, KvOrder)
 
 
 def _render_tensors() -> str:
-    """Cache form `concat` in full, then what is otherwise in `scatter`."""
+    """Cache form `concat` in full, then what is otherwise in `scatter`, and there in a variant."""
+    in_variant = "`scatter` without a capacity, `sequence-major`"
     tables = (
         ("Inputs", _EXAMPLE.inputs),
         ("Outputs", _EXAMPLE.outputs),
-        ("Inputs that are new or different in `scatter`", _only_in_scatter("inputs")),
-        ("Outputs that are new or different in `scatter`", _only_in_scatter("outputs")),
+        ("Inputs that are new or different in `scatter`", _new(_SCATTER, _EXAMPLE, "inputs")),
+        ("Outputs that are new or different in `scatter`", _new(_SCATTER, _EXAMPLE, "outputs")),
+        (f"Inputs that are different in {in_variant}", _new(_GROWING, _SCATTER, "inputs")),
+        (f"Outputs that are different in {in_variant}", _new(_GROWING, _SCATTER, "outputs")),
     )
     header = ("Tensor", "Axes", "Dtype", "Meaning")
     return "\n\n".join(
@@ -55,9 +60,9 @@ def _render_tensors() -> str:
     )
 
 
-def _only_in_scatter(side: str) -> list[TensorSpec]:
-    known = getattr(_EXAMPLE, side)
-    return [spec for spec in getattr(_SCATTER, side) if spec not in known]
+def _new(contract: Contract, known: Contract, side: str) -> list[TensorSpec]:
+    """Inputs or outputs that another contract does not have like this."""
+    return [spec for spec in getattr(contract, side) if spec not in getattr(known, side)]
 
 
 def _tensor_row(spec: TensorSpec) -> tuple[str, ...]:
@@ -68,6 +73,8 @@ def _tensor_row(spec: TensorSpec) -> tuple[str, ...]:
 def _axis_name(axis: Axis | int) -> str:
     if isinstance(axis, Axis) or axis == 1:
         return str(axis)
+    if axis == _WIDTH:
+        return "num_kv_heads * head_dim"
     return next(f.name for f in dataclasses.fields(Contract) if getattr(_SCATTER, f.name) == axis)
 
 

@@ -13,12 +13,14 @@ from la_runtime.errors import UsageError
 from la_runtime.plans import HardwareCompatibility
 
 __all__ = [
+    "BYTES_PER_MIB",
     "DEFAULT_MAX_BATCH",
     "PlanOptions",
     "PlanSharing",
     "Target",
 ]
 
+BYTES_PER_MIB: Final = 1 << 20
 DEFAULT_MAX_BATCH: Final = 4
 _MOST_OPTIMIZATION: Final = 5
 _COMPUTE_CAPABILITY: Final = re.compile(r"SM\d{2,3}")

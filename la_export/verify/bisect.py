@@ -23,6 +23,7 @@ from polygraphy.logger import G_LOGGER
 
 from la_export.reference import TorchReference
 from la_export.verify.tolerance import tolerance_of
+from la_runtime.backends.ort_options import make_session_options
 from la_runtime.bundle import Bundle
 from la_runtime.contract import CacheForm, Contract, Name
 from la_runtime.errors import BundleError, UsageError
@@ -105,7 +106,7 @@ def find_departure(
     model = _load_graph(graph_path)
     stream = _find_stream(model.graph, manifest.contract)
     if bound is None:
-        bound = tolerance_of(manifest.contract).departure
+        bound = tolerance_of(manifest.precision).departure
     named = dict(zip(truth, [*stream, Name.LOGITS.value], strict=True))
     session = _open_session(model, graph_path.parent, stream, threads)
     found = _run_graph(session, _make_feeds(manifest.contract, token_ids, positions))
@@ -201,9 +202,7 @@ def _open_session(
     for name in marked:
         output = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
         model.graph.output.append(output)
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = 3
+    options = make_session_options(threads)
     options.add_session_config_entry(_EXTERNAL_FOLDER, str(folder))
     try:
         return ort.InferenceSession(

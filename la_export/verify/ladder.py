@@ -246,7 +246,7 @@ class Ladder:
     @property
     def tolerance(self) -> Tolerance:
         """What arithmetic of the bundle's precision is allowed."""
-        return tolerance_of(self.manifest.contract)
+        return tolerance_of(self.manifest.precision)
 
     @property
     def most_scored(self) -> int:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from la_runtime.backends.base import Backend, CacheSizing, CacheState, Outputs, StepInputs
 from la_runtime.bundle import Bundle
-from la_runtime.contract import masked_value
+from la_runtime.contract import CacheForm, masked_value
 from la_runtime.storage import to_stored
 
 __all__ = ["OwnReference", "Reference", "SourceModel"]
@@ -137,8 +137,8 @@ class OwnReference:
         contract = self._backend.contract
         start, count = int(state.lengths[0]), len(token_ids)
         # A plan may present a column more than an empty cache has.
-        first = state.past_len if contract.capacity is None else start
-        seen = np.zeros((count, contract.capacity or first + count), np.bool_)
+        first = state.past_len if contract.cache_form is CacheForm.CONCAT else start
+        seen = np.zeros((count, state.num_keys(count)), np.bool_)
         seen[:, :start] = True
         seen[:, first : first + count] = np.tri(count, dtype=np.bool_)
         mask = np.where(seen, 0.0, masked_value(contract.compute_dtype))

@@ -16,25 +16,27 @@ from onnx import numpy_helper
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from la_export.checkpoint import (
-    KNOWN_MODELS,
     Checkpoint,
     ModelSource,
     find_model,
     load_checkpoint,
+    name_place,
 )
 from la_export.checkpoint.facts import count_norms
-from la_export.checkpoint.known_models import HubModel
 from la_export.graph.check import check_graph_file
-from la_export.graph.passes.weight_transposes import TRANSPOSED_SUFFIX
-from la_export.graph.variants import check_cpu_variant
+from la_export.graph.stored_weights import ExpectedWeights
+from la_export.graph.variants import check_variant
+from la_export.options import Precision
+from la_export.quantize.smoothing import NO_SMOOTHING, Smoothing
+from la_export.quantize.smoothing_file import SMOOTHING_PATH, read_smoothing
+from la_export.recipe import ALLOW_BIN
 from la_export.reference import TorchReference
+from la_export.verify.tolerance import parse_precision
 from la_runtime.bundle import Bundle, Manifest
-from la_runtime.contract import Dtype
 from la_runtime.errors import CheckpointError, HostError, NotRunError, UsageError
 
-__all__ = ["CheckpointSource", "open_source"]
+__all__ = ["CheckpointSource", "open_checkpoint", "open_source"]
 
-_HUB: Final = "hub:"
 _USER: Final = "Say something."
 _ANSWER: Final = "Something."
 
@@ -45,22 +47,31 @@ class CheckpointSource:
     Args:
         checkpoint: a readable checkpoint.
         threads: for PyTorch and for checks of the graph; 0 leaves the libraries' choice.
-        weights: what the bundle stores weights in.
+        precision: of the bundle.
+        smoothing: of its weights.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, *, threads: int, weights: Dtype = Dtype.FLOAT32
+        self,
+        checkpoint: Checkpoint,
+        *,
+        threads: int,
+        precision: Precision = Precision.FP32,
+        smoothing: Smoothing = NO_SMOOTHING,
     ) -> None:
         self._checkpoint = checkpoint
-        self._weights = weights
+        self._smoothing = smoothing
+        self._precision = precision
         self._threads = threads
         if threads:
             torch.set_num_threads(threads)
 
     @cached_property
     def reference(self) -> TorchReference:
-        """The model in PyTorch: float32 arithmetic on weights as the bundle stores them."""
-        return TorchReference(self._checkpoint.load_model(), weights=self._weights)
+        """The model in PyTorch, with weights as the bundle stores them."""
+        return TorchReference(
+            self._checkpoint.load_model(), precision=self._precision, smoothing=self._smoothing
+        )
 
     @cached_property
     def _tokenizer(self) -> PreTrainedTokenizerBase:
@@ -142,20 +153,22 @@ class CheckpointSource:
             return None
 
     def check_graphs(self, bundle: Bundle) -> str:
-        """The portable graph against the contract, variants against it, bit for bit."""
+        """The portable graph against the contract; variants against it or, lean, like it."""
         manifest = bundle.manifest
         path = bundle.path(manifest.graph)
         found = check_graph_file(path, manifest.contract, num_norms=count_norms(self._checkpoint))
         details = [found.detail]
         for variant in manifest.variants:
-            result = check_cpu_variant(
+            results = check_variant(
                 path,
                 bundle.path(variant.path),
-                manifest.contract,
+                variant,
+                self.reference,
+                contract=manifest.contract,
                 context=manifest.model.context,
                 threads=self._threads,
             )
-            details.append(result.detail)
+            details += [result.detail for result in results if result.detail]
         return "; ".join(details)
 
     def compare_weights(self, graphs: Sequence[Path]) -> tuple[int, list[str]]:
@@ -163,25 +176,21 @@ class CheckpointSource:
 
         A weight that graphs share in a file beside them is read once.
         """
-        stored = {path: _stored_weights(path) for path in graphs}
+        expected = ExpectedWeights(self.reference)
+        compared: set[tuple[str, str]] = set()
         equal, problems = 0, []
-        for names, expected in self.reference.weights():
-            compared: set[tuple[str, str]] = set()
-            for path, tensors in stored.items():
-                known = [tensors[name] for name in _stored_names(names) if name in tensors]
-                if not known:
-                    problems.append(f"{path.name} has no weight {names[0]}")
-                for tensor in known:
-                    place = _place(tensor)
-                    if place in compared:
-                        continue
-                    compared |= {place} if place is not None else set()
-                    found = numpy_helper.to_array(tensor, base_dir=str(path.parent))
-                    if tensor.name.endswith(TRANSPOSED_SUFFIX):
-                        found = found.T
-                    difference = _describe_difference(tensor.name, found, expected)
-                    problems += [f"{path.name}: {difference}"] if difference else []
-                    equal += not difference
+        for path in graphs:
+            tensors = _stored_weights(path)
+            problems += [f"{path.name} has no weight {name}" for name in expected.missing(tensors)]
+            for name, tensor in tensors.items():
+                truth, place = expected.of(name), _place(tensor)
+                if truth is None or place in compared:
+                    continue
+                compared |= {place} if place is not None else set()
+                found = numpy_helper.to_array(tensor, base_dir=str(path.parent))
+                difference = _describe_difference(name, found, truth)
+                problems += [f"{path.name}: {difference}"] if difference else []
+                equal += not difference
         return equal, problems
 
     def find_nonfinite_weight(self, graph: Path) -> str | None:
@@ -206,13 +215,8 @@ def _place(tensor: onnx.TensorProto) -> tuple[str, str] | None:
     return (fields["location"], fields.get("offset", "0")) if fields else None
 
 
-def _stored_names(names: Sequence[str]) -> list[str]:
-    """What a graph may call a weight of these names."""
-    return [name + suffix for name in names for suffix in ("", TRANSPOSED_SUFFIX)]
-
-
 def _describe_difference(
-    name: str, found: NDArray[np.generic], expected: NDArray[np.float32]
+    name: str, found: NDArray[np.generic], expected: NDArray[np.generic]
 ) -> str:
     """A line about a weight that is not the checkpoint's at its own precision; empty if it is."""
     if found.shape != expected.shape:
@@ -236,53 +240,71 @@ def _as_ids(value: object) -> tuple[int, ...]:
     return tuple(value)
 
 
-def open_source(manifest: Manifest, model: str | None, *, threads: int) -> CheckpointSource:
-    """Open the checkpoint a bundle was made from.
+def open_source(bundle: Bundle, model: str | None, *, threads: int) -> CheckpointSource:
+    """Open the checkpoint a bundle was made from, as the bundle's precision holds it.
 
     Args:
-        manifest: of the bundle.
+        bundle: opened, so that its digests are checked.
         model: where it is; None takes the place that the manifest's recipe names.
         threads: see `CheckpointSource`.
 
     Raises:
         NotRunError: it cannot be found or read, or is another one.
     """
-    name, revision = (model, None) if model is not None else _recorded_place(manifest)
+    manifest = bundle.manifest
+    checkpoint = open_checkpoint(manifest, model, otherwise="use --reference self")
+    is_smoothed = bundle.has(SMOOTHING_PATH)
+    return CheckpointSource(
+        checkpoint,
+        threads=threads,
+        precision=parse_precision(manifest.precision),
+        smoothing=read_smoothing(bundle.path(SMOOTHING_PATH)) if is_smoothed else NO_SMOOTHING,
+    )
+
+
+def open_checkpoint(manifest: Manifest, model: str | None, *, otherwise: str) -> Checkpoint:
+    """Find the checkpoint a bundle was made from.
+
+    Args:
+        manifest: of the bundle.
+        model: where it is; None takes the place that the manifest's recipe names.
+        otherwise: what to do without it, for the message.
+
+    Raises:
+        NotRunError: it cannot be found or read, or is another one.
+    """
+    name, revision = (model, None) if model is not None else _recorded_place(manifest, otherwise)
     try:
         source = find_model(
-            name, revision=revision, allow_bin=manifest.recipe.get("allow_bin") is True
+            name, revision=revision, allow_bin=manifest.recipe.get(ALLOW_BIN) is True
         )
-        _check_weights(name, source, manifest)
-        checkpoint = load_checkpoint(source, context=manifest.model.context)
+        _check_weights(name, source, manifest, otherwise)
+        return load_checkpoint(source, context=manifest.model.context)
     except (CheckpointError, HostError, UsageError, OSError) as error:
         raise NotRunError(
             f"the checkpoint to compare with cannot be opened: {error}; name it with --model, or "
-            "use --reference self"
+            f"{otherwise}"
         ) from error
-    return CheckpointSource(checkpoint, threads=threads, weights=manifest.contract.compute_dtype)
 
 
-def _check_weights(name: str, source: ModelSource, manifest: Manifest) -> None:
+def _check_weights(name: str, source: ModelSource, manifest: Manifest, otherwise: str) -> None:
     """Before the weights are loaded, which can take minutes."""
     digest = source.digest()
     if digest != manifest.model.source_digest:
         raise NotRunError(
             f"the checkpoint {name} is not the one the bundle was made from: its weights have "
             f"sha256 {digest[:12]}, the manifest says {manifest.model.source_digest[:12]}; name "
-            "the right one with --model, or use --reference self"
+            f"the right one with --model, or {otherwise}"
         )
 
 
-def _recorded_place(manifest: Manifest) -> tuple[str, str | None]:
+def _recorded_place(manifest: Manifest, otherwise: str) -> tuple[str, str | None]:
     """Name and revision of the checkpoint as `--model` and `--revision` would take them."""
     origin = manifest.model.source
-    if origin.startswith(_HUB):
-        return origin.removeprefix(_HUB), manifest.model.revision
-    for known in KNOWN_MODELS:
-        place = known.place
-        if not isinstance(place, HubModel) and origin == f"{place.distribution}/{place.file_name}":
-            return known.name, None
-    raise NotRunError(
-        f"the bundle was made from {origin!r}, a place on the machine that built it; name the "
-        "checkpoint with --model, or use --reference self"
-    )
+    place = name_place(origin, manifest.model.revision)
+    if place is None:
+        raise NotRunError(
+            f"the bundle was made from {origin!r}, a place on the machine that built it; name the "
+            f"checkpoint with --model, or {otherwise}"
+        )
+    return place

@@ -104,7 +104,7 @@ def _compare(
 ) -> None:
     plain = [_decode(engine, engine.backend, prompt, params) for prompt in prompts]
     comparisons = Comparisons(
-        tolerance=tolerance_of(engine.backend.contract),
+        tolerance=tolerance_of(engine.bundle.manifest.precision),
         epsilon=_measure_epsilon(engine, prompts, ways),
     )
     for index, (prompt, expected) in enumerate(zip(prompts, plain, strict=True)):
@@ -149,4 +149,4 @@ def _measure_epsilon(
         widths=sorted(widths),
         context=context,
     )
-    return min(measured, tolerance_of(engine.backend.contract).epsilon)
+    return min(measured, tolerance_of(engine.bundle.manifest.precision).epsilon)

@@ -49,7 +49,7 @@ __all__ = ["BISECTED_RUNGS", "Published", "VerifyOptions", "departs", "publish",
 # Rungs that compare logits with PyTorch's; what fails them has a place in the graph.
 BISECTED_RUNGS: Final = frozenset({2, 10, 14})
 
-OpenSource = Callable[[Manifest], SourceModel]
+OpenSource = Callable[[Bundle], SourceModel]
 Bisect = Callable[[Bundle, SourceModel, Suspect], str]
 
 
@@ -113,7 +113,7 @@ def verify(
             check=lambda manifest: check_precision(options.backend, manifest.contract),
         )
         _check_lengths(options, bundle.manifest)
-        source = None if open_source is None else open_source(bundle.manifest)
+        source = None if open_source is None else open_source(bundle)
         climbs = _climbs(options, bundle.manifest)
         climbed = []
         opening_s = 0.0

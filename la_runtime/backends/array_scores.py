@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,10 @@ from la_runtime.backends.base import Outputs
 from la_runtime.contract import Name
 
 __all__ = ["ArrayScores", "DeviceScores", "score_names"]
+
+# Every step reads them, and an enumeration calls a function to find a member.
+_TOP_IDS: Final = Name.TOP_IDS
+_TOP_LOGITS: Final = Name.TOP_LOGITS
 
 
 @cache
@@ -43,7 +48,7 @@ class ArrayScores:
 
     def top(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """See `Scores.top`."""
-        return self._scores[Name.TOP_IDS], self._scores[Name.TOP_LOGITS]  # type: ignore[return-value]
+        return self._scores[_TOP_IDS], self._scores[_TOP_LOGITS]  # type: ignore[return-value]
 
     def logsumexp(self) -> NDArray[np.float32]:
         """See `Scores.logsumexp`."""

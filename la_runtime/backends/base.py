@@ -32,8 +32,9 @@ class CacheSizing(StrEnum):
     """How many cache columns a pass presents.
 
     ``stepped``: the buffer's capacity, which grows in steps; unused columns are masked.
-    ``exact``: exactly the longest sequence's length, so that at batch 1 every key's column is
-    its position. Costs a copy of the cache per pass; it exists to prove bit-equality.
+    ``exact``: exactly the longest sequence's length, and in cache form `scatter` without a fixed
+    capacity the block's rows behind it, so that at batch 1 every key's column is its position.
+    It exists to prove bit-equality, and may cost a copy of the cache per pass.
     """
 
     STEPPED = "stepped"
@@ -61,13 +62,13 @@ class PassLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepInputs:
-    """One block, ready to run.
+    """One block, ready to run. The arrays hold it until the next one is written into them.
 
     Args:
         input_ids: [batch, block] int64; ids >= vocab_size are lookahead tokens.
         position_ids: [batch, block] int64.
         attention_mask: [batch, 1, block, keys] additive, in the compute dtype as `storage` holds
-            it; keys are past + block (`concat`) or the capacity (`scatter`).
+            it; as many keys as `CacheState.num_keys` says.
         logits_rows: [batch, rows] int64, the block rows whose scores are wanted.
         outputs: which scores will be read.
     """
@@ -108,7 +109,18 @@ class CacheState(Protocol):
 
     @property
     def past_len(self) -> int:
-        """Cache columns the next forward presents; in cache form `scatter` the capacity."""
+        """Cache places that are laid out per sequence.
+
+        In cache form `concat` the next forward presents as many, and the block's columns follow.
+        """
+        ...
+
+    def num_keys(self, block_len: int) -> int:
+        """Columns of the next forward's mask.
+
+        Args:
+            block_len: rows of its block.
+        """
         ...
 
     def reserve(self, places: int) -> None:

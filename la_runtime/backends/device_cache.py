@@ -155,6 +155,10 @@ class DeviceCache:
         """See `CacheState.past_len`."""
         return self._planes.columns
 
+    def num_keys(self, block_len: int) -> int:
+        """See `CacheState.num_keys`."""
+        return self.past_len + (0 if self._is_scatter else block_len)
+
     @property
     def _is_scatter(self) -> bool:
         return self._contract.cache_form is CacheForm.SCATTER

@@ -4,7 +4,8 @@ Integer arithmetic modulo 2^64 replaces attention, so results are exact and a le
 cache place or a position off by one changes every token after it. The cache is real: K/V of a row
 depend on what the row saw when it was computed, and unused places hold random values rather than
 zeros, so that a mask that shows one is noticed. In cache form `scatter` a pass writes its rows into
-the cache, and what was not committed stays there until it is overwritten.
+the cache, and what was not committed stays there until it is overwritten. Without a fixed capacity
+such a cache has as many places as the mask has columns.
 """
 
 from __future__ import annotations
@@ -28,8 +29,11 @@ _CAPACITY_STEP = 16
 
 
 class _FakeCache:
-    def __init__(self, batch: int, sizing: CacheSizing, capacity: int | None) -> None:
+    def __init__(
+        self, batch: int, sizing: CacheSizing, form: CacheForm, capacity: int | None
+    ) -> None:
         self.sizing = sizing
+        self.form = form
         self.capacity = capacity
         self.lengths = np.zeros(batch, dtype=np.int64)
         self.origins = list(range(batch))
@@ -40,14 +44,31 @@ class _FakeCache:
     def past_len(self) -> int:
         return int(self.places.shape[2])
 
+    def num_keys(self, block_len: int) -> int:
+        if self.form is CacheForm.CONCAT:
+            return self.past_len + block_len
+        if self.capacity is not None:
+            return self.capacity
+        return self._stepped(int(self.lengths.max(initial=0)) + block_len)
+
+    def _stepped(self, places: int) -> int:
+        step = 1 if self.sizing is CacheSizing.EXACT else _CAPACITY_STEP
+        return -(-places // step) * step
+
+    def resize(self, num_places: int) -> None:
+        resized = _unused_places(len(self.lengths), num_places)
+        kept = min(num_places, self.past_len)
+        resized[:, :, :kept] = self.places[:, :, :kept]
+        self.places = resized
+
     def keys(self, layer: int, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """[batch, keys] what the rows of a block may see; writes them in cache form `scatter`."""
         self.block[layer] = values
-        if self.capacity is None:
+        if self.form is CacheForm.CONCAT:
             return np.concatenate([self.places[layer], values], axis=1)
         for sequence, start in enumerate(self.lengths):
             stop = int(start) + values.shape[1]
-            assert stop <= self.capacity, "a block is written where the cache has places"
+            assert stop <= self.past_len, "a block is written where the cache has places"
             self.places[layer, sequence, start:stop] = values[sequence]
         keys: NDArray[np.uint64] = self.places[layer]
         return keys
@@ -55,11 +76,8 @@ class _FakeCache:
     def append(self, sequence: int, rows: Sequence[int]) -> None:
         start = int(self.lengths[sequence])
         needed = start + len(rows)
-        step = 1 if self.sizing is CacheSizing.EXACT else _CAPACITY_STEP
         if needed > self.past_len:
-            grown = _unused_places(len(self.lengths), -(-needed // step) * step)
-            grown[:, :, : self.past_len] = self.places
-            self.places = grown
+            self.resize(self._stepped(needed))
         self.places[:, sequence, start:needed] = self.block[:, sequence, list(rows)]
         self.lengths[sequence] = needed
 
@@ -74,7 +92,7 @@ class _FakeCache:
         self.block = self.block[:, kept]
 
     def take(self, indices: Sequence[int]) -> _FakeCache:
-        taken = _FakeCache(0, self.sizing, self.capacity)
+        taken = _FakeCache(0, self.sizing, self.form, self.capacity)
         taken.lengths, taken.origins = self.lengths, self.origins
         taken.places, taken.block = self.places, self.block
         taken.keep(indices)
@@ -149,7 +167,8 @@ class FakeBackend:
         slot_oracle: per sequence, in the order of `allocate`, its token ids by position. A slot
             at position q then proposes the token at q + 1 wherever the oracle reaches.
         widths: block widths to report.
-        capacity: places of a cache in form `scatter`; None for form `concat`.
+        cache_form: how K/V of a block reach the cache.
+        capacity: fixed places of a cache in form `scatter`; None for any number.
         max_block: rows that a pass may have; None for any number.
     """
 
@@ -161,11 +180,12 @@ class FakeBackend:
         seed: int = 0,
         slot_oracle: Sequence[Sequence[int]] = (),
         widths: tuple[int, ...] = (),
+        cache_form: CacheForm = CacheForm.CONCAT,
         capacity: int | None = None,
         max_block: int | None = None,
     ) -> None:
         self.contract = Contract(
-            cache_form=CacheForm.CONCAT if capacity is None else CacheForm.SCATTER,
+            cache_form=cache_form,
             capacity=capacity,
             num_layers=_NUM_LAYERS,
             num_kv_heads=1,
@@ -183,13 +203,16 @@ class FakeBackend:
 
     def allocate(self, batch: int, sizing: CacheSizing) -> CacheState:
         """See `Backend.allocate`."""
-        return _FakeCache(batch, sizing, self.contract.capacity)
+        return _FakeCache(batch, sizing, self.contract.cache_form, self.contract.capacity)
 
     def forward(self, state: CacheState, inputs: StepInputs) -> _FakeScores:
         """See `Backend.forward`."""
         assert isinstance(state, _FakeCache)
         seen = inputs.attention_mask[:, 0] == 0  # [batch, block, keys]
         assert self.limits.block is None or seen.shape[1] <= self.limits.block, "within limits"
+        if state.form is CacheForm.SCATTER and seen.shape[2] != state.past_len:
+            assert state.capacity is None, "the mask has a column for every place"
+            state.resize(seen.shape[2])
         values = self._embed(inputs.input_ids) ^ mix(inputs.position_ids.astype(np.uint64))
         state.block = np.empty((_NUM_LAYERS, *values.shape), dtype=np.uint64)
         for layer in range(_NUM_LAYERS):

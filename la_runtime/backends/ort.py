@@ -1,7 +1,7 @@
 """ONNX Runtime on the CPU, driven through IO binding.
 
 Inputs and outputs live in buffers of ours. A pass binds what changed since the last one, and a
-commit copies only the accepted rows.
+commit copies only the accepted rows, or those of them that a graph has not written in their places.
 
 ONNX Runtime computes all outputs of a graph, fetched or not (`only_execute_path_to_fetches` has no
 effect in its inference builds). So a pass without scores asks for no row, and the bundle holds a
@@ -23,8 +23,10 @@ from la_runtime.backends.lookahead_vectors import (
     load_lookahead_vectors,
     store_lookahead_vectors,
 )
-from la_runtime.backends.ort_cache import HostCache, PassBinding, make_host_cache
+from la_runtime.backends.ort_binding import PassBinding
+from la_runtime.backends.ort_cache import HostCache, make_host_cache
 from la_runtime.backends.ort_graph import check_signature, graph_limits
+from la_runtime.backends.ort_options import make_session_options
 from la_runtime.bundle import Bundle
 from la_runtime.contract import Contract, Dtype
 from la_runtime.errors import BundleError, UsageError
@@ -88,12 +90,10 @@ class OrtBackend:
             BundleError: ONNX Runtime cannot load the graph, or it is not what the manifest says.
         """
         manifest = bundle.manifest
-        contract = manifest.contract
+        variant = manifest.variant_for(_NAME)
+        contract = manifest.contract if variant is None else variant.contract_of(manifest.contract)
         check_precision(_NAME, contract)
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.log_severity_level = 3
-        variant = next((v for v in manifest.variants if v.backend == _NAME), None)
+        options = make_session_options(threads)
         graph = bundle.path(manifest.graph if variant is None else variant.path)
         vectors = load_lookahead_vectors(bundle)
         try:
@@ -130,11 +130,7 @@ class OrtBackend:
             rows = np.repeat(inputs.logits_rows, self._least_rows, axis=1)
             inputs = replace(inputs, logits_rows=rows)
         state.binding.bind_inputs(inputs, self.lookahead_embeddings)
-        state.bind(
-            inputs.input_ids.shape[1],
-            inputs.logits_rows.shape[1],
-            score_names(inputs.outputs, self._omits),
-        )
+        state.bind(inputs, score_names(inputs.outputs, self._omits))
         self.session.run_with_iobinding(state.binding.io_binding, None)
         scores = state.binding.scores
         if not is_padded:

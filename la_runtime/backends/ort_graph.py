@@ -20,7 +20,7 @@ _ONNX_TYPES = {
 
 
 def graph_limits(contract: Contract, *, context: int) -> PassLimits:
-    """The largest pass: a cache of fixed capacity has room for the context and a block behind it.
+    """The largest pass: only a fixed capacity limits it, to the context and a block behind that.
 
     Args:
         contract: the graph's contract.

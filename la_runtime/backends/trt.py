@@ -244,7 +244,7 @@ class TrtBackend:
     def _put_inputs(
         self, state: DeviceCache, inputs: StepInputs, logits_rows: NDArray[np.int64]
     ) -> None:
-        keys = state.past_len + (0 if self._is_scatter else inputs.input_ids.shape[1])
+        keys = state.num_keys(inputs.input_ids.shape[1])
         assert inputs.attention_mask.shape[-1] == keys, "the mask is for the columns there are"
         self._inputs[Name.INPUT_IDS].put(inputs.input_ids)
         self._inputs[Name.POSITION_IDS].put(inputs.position_ids)

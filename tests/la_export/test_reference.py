@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from la_export.options import Precision
 from la_export.reference import TorchReference
-from la_runtime.contract import Dtype
 from la_runtime.storage import from_stored, to_stored
 from tests.tiny_models import FAMILIES, VOCAB_SIZE, make_tiny_config, make_tiny_model
 
@@ -97,14 +97,15 @@ def test_hidden_states_are_those_transformers_reports_and_the_sums_between(famil
     np.testing.assert_allclose(found[-1], reported[-1][0], rtol=CLOSE, atol=CLOSE)
 
 
-@pytest.mark.parametrize("dtype", [Dtype.FLOAT16, Dtype.BFLOAT16])
+@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
 def test_rounded_weights_are_those_a_graph_stores_and_still_compute_in_float32(
-    dtype: Dtype,
+    precision: Precision,
 ) -> None:
+    dtype = precision.dtype
     config = make_tiny_config("qwen2", tie_word_embeddings=True)
     plain = dict(TorchReference(make_tiny_model(config)).weights())
     model = make_tiny_model(config)
-    reference = TorchReference(model, weights=dtype)
+    reference = TorchReference(model, precision=precision)
     for names, rounded in reference.weights():
         np.testing.assert_array_equal(rounded, from_stored(to_stored(plain[names], dtype), dtype))
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
@@ -115,7 +116,37 @@ def test_rounded_weights_are_those_a_graph_stores_and_still_compute_in_float32(
 
 def test_buffers_are_not_rounded() -> None:
     buffers = dict(TorchReference(make_tiny_model(make_tiny_config())).buffers())
-    rounded = TorchReference(make_tiny_model(make_tiny_config()), weights=Dtype.FLOAT16)
+    rounded = TorchReference(make_tiny_model(make_tiny_config()), precision=Precision.FP16)
     assert any(name.endswith("rotary_emb.inv_freq") for name in buffers)
     for name, buffer in rounded.buffers():
         np.testing.assert_array_equal(buffer, buffers[name])
+
+
+@pytest.mark.parametrize("precision", [Precision.INT8, Precision.INT4])
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_every_parameter_is_either_of_floats_or_in_integers(
+    precision: Precision, is_tied: bool
+) -> None:
+    model = make_tiny_model(make_tiny_config("qwen2", tie_word_embeddings=is_tied))
+    names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+
+    reference = TorchReference(model, precision=precision)
+
+    floats = {name for found, _ in reference.weights() for name in found}
+    integers = {name for found in reference.quantized_weights() for name in found}
+    assert floats | integers == names
+    assert not floats & integers
+    assert all("norm" in name or name.endswith("bias") for name in floats)
+
+
+@pytest.mark.parametrize("precision", [Precision.INT8, Precision.INT4])
+def test_integer_precisions_generate_and_read_lookahead_vectors_as_others_do(
+    precision: Precision,
+) -> None:
+    model = make_tiny_model(make_tiny_config(tie_word_embeddings=True), seed=3)
+    reference = TorchReference(model, precision=precision)
+    vectors = reference.embedding_rows(VOCAB_SIZE)[[300, 42]]
+    ids = [5, 17, VOCAB_SIZE, VOCAB_SIZE + 1, 9]
+
+    np.testing.assert_array_equal(reference.scores(ids, vectors), reference.scores(TOKENS))
+    assert len(reference.generate_greedy(TOKENS, 10, ())) == 10

@@ -21,6 +21,7 @@ from tokenizers import pre_tokenizers
 
 from la_runtime.backends.fake import FakeBackend
 from la_runtime.choosing import Choice, Chooser
+from la_runtime.contract import CacheForm
 from la_runtime.decoder import BlockPolicy, Decoder
 from la_runtime.layout import Layout
 from la_runtime.sampling import LogitsProcessor, SamplingParams
@@ -50,7 +51,7 @@ VOCAB_SIZE: Final = 320
 K_MAX: Final = 6
 LONGEST_PROMPT: Final = 16
 MOST_NEW_TOKENS: Final = 14
-# Of a pass over a cache of form `scatter`; the widest step has 49.
+# Of a pass over a cache of fixed capacity; the widest step has 49.
 MOST_ROWS: Final = 64
 # How far the truth looks past the longest output, so that drafts there are right, too.
 BEYOND: Final = 4
@@ -133,8 +134,14 @@ class Case:
     epsilon: float
 
     @property
+    def cache_form(self) -> CacheForm:
+        """Of every second case with a fixed capacity; of the others every second without one."""
+        is_in_place = self.capacity is not None or self.index % 4 == 2
+        return CacheForm.SCATTER if is_in_place else CacheForm.CONCAT
+
+    @property
     def capacity(self) -> int | None:
-        """Cache places of every second case, which runs over a cache of form `scatter`."""
+        """Cache places per sequence, where there is a limit to the rows of a pass."""
         return None if self.policy.most_rows is None else self.context + self.policy.most_rows
 
 
@@ -513,6 +520,7 @@ def check_case(
         k_max=K_MAX,
         seed=case.model_seed,
         slot_oracle=told,
+        cache_form=case.cache_form,
         capacity=case.capacity,
         max_block=case.policy.most_rows,
     )

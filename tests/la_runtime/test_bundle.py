@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,15 +19,17 @@ from la_runtime.bundle import (
     GRAPH_PATH,
     LOOKAHEAD_PATH,
     MANIFEST_NAME,
+    GraphVariant,
     LookaheadFacts,
     Manifest,
     ModelFacts,
+    PerplexityFacts,
     RopeFacts,
     open_bundle,
     seal_bundle,
     write_bundle,
 )
-from la_runtime.contract import Contract
+from la_runtime.contract import CacheForm, Contract, KvOrder
 from la_runtime.digests import DigestCheck, digest_cache_path
 from la_runtime.errors import (
     BundleError,
@@ -579,6 +582,53 @@ def test_a_cache_of_fixed_capacity_has_room_behind_the_context(tmp_path, capacit
             Manifest.model_validate(record)
 
 
+@pytest.mark.parametrize(
+    "change", [{"cache_form": "scatter"}, {"kv_order": "sequence-major"}], ids=["form", "order"]
+)
+def test_the_portable_graph_s_cache_is_one_that_every_backend_knows(change):
+    record = make_manifest().model_dump(mode="json")
+    record["contract"] |= change
+
+    with pytest.raises(ValidationError, match="other forms are for variants of the graph"):
+        Manifest.model_validate(record)
+
+
+@pytest.mark.parametrize("form", [{}, {"cache_form": CacheForm.SCATTER, "capacity": 19}])
+def test_a_variant_has_the_portable_contract_but_for_what_it_names(form):
+    portable = replace(make_manifest().contract, **form)
+    plain = GraphVariant(path="onnx/lean.onnx", backend="ort-cpu", omits=("logsumexp",))
+    in_place = plain.model_copy(
+        update={"kv_order": KvOrder.SEQUENCE_MAJOR, "cache_form": CacheForm.SCATTER}
+    )
+
+    assert plain.contract_of(portable) == portable
+    assert in_place.contract_of(portable) == replace(
+        portable,
+        kv_order=KvOrder.SEQUENCE_MAJOR,
+        cache_form=CacheForm.SCATTER,
+        capacity=None,
+    )
+
+
+def test_a_variant_says_what_is_different_and_nothing_else():
+    """So that manifests from before there were other forms are what they were."""
+    record = {"path": "onnx/lean.onnx", "backend": "ort-cpu", "omits": ["logsumexp"]}
+    different = {"kv_order": "sequence-major", "cache_form": "scatter"}
+
+    for written in (record, record | different):
+        variant = GraphVariant.model_validate(written)
+        assert variant.model_dump(mode="json") == written
+        assert GraphVariant.model_validate_json(variant.model_dump_json()) == variant
+
+
+def test_a_backend_is_served_by_its_own_variant():
+    lean = GraphVariant(path="onnx/lean.onnx", backend="ort-cpu", omits=())
+    manifest = make_manifest().model_copy(update={"variants": (lean,)})
+
+    assert manifest.variant_for("ort-cpu") == lean
+    assert manifest.variant_for("ort-cuda") is None
+
+
 def test_a_manifest_is_refused_before_any_digest_is_computed(bundle, monkeypatch):
     monkeypatch.setattr(bundle_module, "hash_file", lambda path: pytest.fail("it was hashed"))
 
@@ -587,3 +637,17 @@ def test_a_manifest_is_refused_before_any_digest_is_computed(bundle, monkeypatch
 
     with pytest.raises(HostError, match="fp32 is not for us"):
         open_bundle(bundle, check=refuse)
+
+
+def test_perplexity_of_all_texts_weighs_every_token_and_needs_every_source():
+    half = {"text": "a", "num_tokens": 100, "perplexity": 2.0, "source_perplexity": 2.0}
+    rest = {"text": "b", "num_tokens": 300, "perplexity": 16.0, "source_perplexity": 8.0}
+    facts = {"utc": "", "backend": "b", "source": "x", "window": 512, "own_written_by": "fp32"}
+
+    overall = PerplexityFacts(**facts, texts=(half, rest)).overall
+    alone = PerplexityFacts(**facts, texts=(half, {**rest, "source_perplexity": None})).overall
+
+    assert overall.num_tokens == 400
+    assert overall.perplexity == pytest.approx(2 ** (0.25 + 0.75 * 4))
+    assert overall.ratio == pytest.approx(2**0.75)
+    assert alone.ratio is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import pairwise
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from la_runtime.backends.base import CacheSizing, Outputs
 from la_runtime.backends.fake import FakeBackend
+from la_runtime.contract import CacheForm
 from la_runtime.decoder import BlockPolicy, Decoder
 from la_runtime.errors import NonFiniteScoreError, UsageError
 from la_runtime.layout import GroupMask, Layout
@@ -50,9 +52,15 @@ def _exact(k: int, layout: Layout, num_tokens: int = NUM_TOKENS) -> SamplingPara
     data=st.data(),
     chunk=st.integers(1, 9),
     widths=st.lists(st.integers(1, 60), max_size=3),
-    capacity=st.sampled_from([None, CONTEXT + 60]),
+    form=st.sampled_from(
+        [
+            {"cache_form": CacheForm.CONCAT},
+            {"cache_form": CacheForm.SCATTER},
+            {"cache_form": CacheForm.SCATTER, "capacity": CONTEXT + 60},
+        ]
+    ),
 )
-def test_exact_decoding_equals_plain_decoding(batch, seed, data, chunk, widths, capacity):
+def test_exact_decoding_equals_plain_decoding(batch, seed, data, chunk, widths, form):
     """Any k, layout, batch, chunking, width and cache form; slots are right some of the time."""
     params = [
         _exact(data.draw(lookahead_lengths), data.draw(layouts), data.draw(st.integers(1, 20)))
@@ -64,7 +72,7 @@ def test_exact_decoding_equals_plain_decoding(batch, seed, data, chunk, widths, 
         wrong = data.draw(st.sets(st.integers(0, len(future) - 1)))
         futures.append([(t + 1) % VOCAB_SIZE if i in wrong else t for i, t in enumerate(future)])
     backend = FakeBackend(
-        vocab_size=VOCAB_SIZE, k_max=K_MAX, seed=seed, slot_oracle=futures, capacity=capacity
+        vocab_size=VOCAB_SIZE, k_max=K_MAX, seed=seed, slot_oracle=futures, **form
     )
     policy = BlockPolicy(prefill_chunk=chunk, widths=tuple(widths))
 
@@ -227,14 +235,14 @@ def test_margins_are_those_of_the_rows_that_chose_the_tokens():
 
 
 class _WatchedBackend(FakeBackend):
-    """Keeps what every pass was asked."""
+    """Keeps a copy of what every pass was asked: its arrays serve the next pass, too."""
 
     def __init__(self, **options):
         super().__init__(**options)
         self.passes = []
 
     def forward(self, state, inputs):
-        self.passes.append(inputs)
+        self.passes.append(copy.deepcopy(inputs))
         return super().forward(state, inputs)
 
 

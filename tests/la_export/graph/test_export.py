@@ -12,6 +12,7 @@ import onnxruntime as ort
 import pytest
 
 from la_export.checkpoint import find_model, load_checkpoint
+from la_export.graph.passes.names import SCALES_SUFFIX
 from la_export.options import Precision
 from la_export.pipeline import BuildOptions, BuildReport, build
 from la_export.reference import TorchReference
@@ -33,9 +34,15 @@ DTYPES = {
     Precision.FP32: ir.DataType.FLOAT,
     Precision.FP16: ir.DataType.FLOAT16,
     Precision.BF16: ir.DataType.BFLOAT16,
+    Precision.INT8: ir.DataType.FLOAT,
+    Precision.INT4: ir.DataType.FLOAT,
 }
+INTEGERS = {ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT4}
+HALVES = {Precision.FP16, Precision.BF16}
+IN_INTEGERS = {Precision.INT8, Precision.INT4}
 CHECKS = {"logits", "block_kv", "top", "logsumexp", "prefill_logits"}
 SCATTER_CHECKS = CHECKS | {"stale_places", "other_places"}
+LEAN_CHECKS = SCATTER_CHECKS - {"logsumexp"}
 
 
 def _name(case: object) -> str:
@@ -74,9 +81,17 @@ def test_bundle_opens_and_every_check_is_within_its_bound(form: Form, report: Bu
     computed = SCATTER_CHECKS if cache_form is CacheForm.SCATTER else CHECKS
     expected = {"contract", "weights"}
     if precision is not Precision.BF16:
-        expected |= computed | {"ort_cpu_variant"}
-    if precision is not Precision.FP32:
+        expected |= computed
+    if precision is Precision.FP16:
+        expected |= {"ort_cpu_variant"}
+    if precision in HALVES:
         expected |= {f"float32_twin.{name}" for name in computed}
+    else:
+        expected |= {"lean_contract", *(f"ort-cpu.{name}" for name in LEAN_CHECKS)}
+    if precision in IN_INTEGERS:
+        expected |= {"integer_products", "ort-cpu.integer_products"}
+        expected |= {f"float_activations.{name}" for name in computed}
+        expected |= {f"ort-cpu.float_activations.{name}" for name in LEAN_CHECKS}
     assert {check.name for check in manifest.checks} == expected
     for check in manifest.checks:
         assert check.value <= check.bound, check
@@ -91,8 +106,8 @@ def test_manifest_states_the_form(form: Form, report: BuildReport) -> None:
     assert contract.cache_form is cache_form
     # 256 positions, a chunk of no more than those and a group of 4 behind it; a multiple of 8.
     assert contract.capacity == (256 + 256 + 4 + 4 if cache_form is CacheForm.SCATTER else None)
-    assert manifest.recipe["cache_form"] == cache_form.value
-    assert manifest.recipe["opset"] == (24 if cache_form is CacheForm.SCATTER else 23)
+    assert manifest.recipe["cache-form"] == cache_form.value
+    assert manifest.built_with["opset"] == ("24" if cache_form is CacheForm.SCATTER else "23")
 
 
 def test_graph_has_the_standard_operators_and_no_other(
@@ -107,10 +122,13 @@ def test_graph_has_the_standard_operators_and_no_other(
     assert counts["RMSNormalization"] == norms_per_layer * layers + 1
     assert counts["RotaryEmbedding"] == 2 * layers
     assert counts["Cos"] == counts["Sin"] == 1
-    assert counts["Gather"] == 2
+    is_integer = form[0] in IN_INTEGERS
+    assert counts["Gather"] == (3 if is_integer else 2)  # and the scales of the table
     assert counts["TensorScatter"] == (2 * layers if is_scatter else 0)
-    # The positions; in half precision cosine, sine and the logits too.
-    assert counts["Cast"] == (1 if form[0] is Precision.FP32 else 4)
+    # The positions; in half precision cosine, sine and the logits too; what integers become.
+    products = {Precision.INT8: 4 * layers + 1, Precision.INT4: 1}.get(form[0], 0)
+    assert counts["Cast"] == (4 if form[0] in HALVES else 1 + products + is_integer)
+    assert counts["MatMulInteger"] == counts["QuantizeLinear"] == products
     for taken_apart in ("Pow", "ReduceMean", "Neg", "Slice", "Softmax", "Constant", "Identity"):
         assert counts[taken_apart] == 0
     assert set(model.opset_imports) == {""}
@@ -126,13 +144,13 @@ def test_every_number_is_held_in_the_precision_but_rotary_frequencies_and_scores
     graph = ir.serde.deserialize_model(model).graph
     dtype = DTYPES[form[0]]
     for name, value in graph.initializers.items():
-        if value.dtype != ir.DataType.INT64:
+        if value.dtype != ir.DataType.INT64 and value.dtype not in INTEGERS:
             is_frequencies = name.endswith("inv_freq")
             assert value.dtype == (ir.DataType.FLOAT if is_frequencies else dtype), name
     for node in graph:
         if node.op_type in ("Cos", "Sin", "TopK", "ReduceLogSumExp"):
             assert node.outputs[0].dtype == ir.DataType.FLOAT
-        if node.op_type in ("Attention", "MatMul", "Gemm", "Add", "RotaryEmbedding"):
+        if node.op_type in ("Attention", "MatMul", "Gemm", "Add", "RotaryEmbedding", "Split"):
             assert node.outputs[0].dtype == dtype
         if node.op_type == "RMSNormalization":
             assert node.outputs[0].dtype == dtype
@@ -172,11 +190,18 @@ def test_every_parameter_is_stored_exactly_once(form: Form, report: BuildReport)
         and value.dtype in (ir.DataType.FLOAT, DTYPES[form[0]])
     )
     stored = sum(tensor.size for tensor in external) + inline_norms
+    stored -= sum(
+        value.const_value.size
+        for name, value in model.graph.initializers.items()
+        if name.endswith(SCALES_SUFFIX) or name.startswith("scalar.float32")
+    )
     assert stored == report.manifest.model.num_parameters + head_dim // 2
     assert (report.bundle / WEIGHTS_PATH).stat().st_size == sum(t.nbytes for t in external)
 
 
-def test_tied_head_reads_the_embedding_table(variant: Variant, report: BuildReport) -> None:
+def test_tied_head_reads_the_embedding_table(
+    variant: Variant, form: Form, report: BuildReport
+) -> None:
     model = ir.load(report.bundle / GRAPH_PATH)
     contract = report.manifest.contract
     table_shape = {contract.vocab_size, contract.hidden_size}
@@ -186,7 +211,11 @@ def test_tied_head_reads_the_embedding_table(variant: Variant, report: BuildRepo
         if set(value.shape or ()) == table_shape
     ]
     users = [sorted(node.op_type for node in value.consumers()) for value in tables]
-    assert sorted(users) == ([["Gather", "Gemm"]] if variant[1] else [["Gather"], ["MatMul"]])
+    if form[0] in IN_INTEGERS:
+        tied, head = ["Gather", "MatMulInteger"], ["MatMulInteger"]
+    else:
+        tied, head = ["Gather", "Gemm"], ["MatMul"]
+    assert sorted(users) == ([tied] if variant[1] else [["Gather"], head])
 
 
 def test_files_hold_no_path_of_this_machine(report: BuildReport) -> None:
@@ -287,7 +316,10 @@ def _make_row_feeds(contract: Contract, rows: list[int], past: int) -> dict[str,
     }
 
 
-@pytest.mark.parametrize("form", [PLAIN, (Precision.BF16, CacheForm.SCATTER)])
+@pytest.mark.parametrize(
+    "form",
+    [PLAIN, (Precision.BF16, CacheForm.SCATTER), (Precision.INT8, CacheForm.CONCAT)],
+)
 def test_equal_models_build_to_equal_bytes(
     form: Form,
     report_of: Callable[..., BuildReport],
@@ -309,20 +341,17 @@ def test_equal_models_build_to_equal_bytes(
 
 
 @pytest.mark.parametrize("cache_form", CacheForm)
-def test_precisions_have_the_same_nodes_but_casts(
+def test_half_precisions_have_the_same_nodes(
     cache_form: CacheForm, report_of: Callable[..., BuildReport]
 ) -> None:
     graphs = {
         precision: ir.load(
             report_of(VARIANTS[0], (precision, cache_form)).bundle / GRAPH_PATH
         ).graph
-        for precision in Precision
+        for precision in HALVES
     }
-    operators = {
-        precision: [node.op_type for node in graph if node.op_type != "Cast"]
-        for precision, graph in graphs.items()
-    }
-    assert operators[Precision.FP16] == operators[Precision.BF16] == operators[Precision.FP32]
+    first, second = ([node.op_type for node in graph] for graph in graphs.values())
+    assert first == second
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,8 @@ def in_form(
         source = (report.bundle / GRAPH_PATH).parent
         path = shutil.copytree(source, tmp_path / "form") / "model.onnx"
         contract = report.manifest.contract
-        reference = TorchReference.load(str(checkpoint_of(VARIANT)), weights=contract.compute_dtype)
+        precision, _ = form
+        reference = TorchReference.load(str(checkpoint_of(VARIANT)), precision=precision)
         return path, lambda path: check_parity(path, contract, reference, context=256, threads=1)
 
     return copy

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,11 +11,13 @@ import pytest
 from numpy.typing import NDArray
 
 from la_export import pipeline
-from la_export.checkpoint import Checkpoint
+from la_export.checkpoint import find_model, load_checkpoint
 from la_export.graph.stored_weights import check_weights
 from la_export.graph.weights import TensorReader, write_graph
 from la_export.options import BuildOptions, Precision
 from la_export.pipeline import BuildReport, build
+from la_export.quantize.smoothing import NO_SMOOTHING
+from la_export.quantize.smoothing_file import SMOOTHING_PATH, read_smoothing
 from la_export.reference import TorchReference
 from la_runtime.bundle import GRAPH_PATH
 from la_runtime.contract import CacheForm, Dtype
@@ -46,9 +49,9 @@ def path(report: BuildReport, tmp_path: Path) -> Path:
 def check(
     report: BuildReport, variant: Variant, checkpoint_of: Callable[[Variant], Path]
 ) -> Callable[[Path], object]:
-    contract = report.manifest.contract
-    reference = TorchReference.load(str(checkpoint_of(variant)), weights=contract.compute_dtype)
-    return lambda path: check_weights(path, contract, reference)
+    precision = Precision(report.manifest.precision)
+    reference = TorchReference.load(str(checkpoint_of(variant)), precision=precision)
+    return lambda path: check_weights(path, reference)
 
 
 def _change(path: Path, name: str, change: Callable[[NDArray[np.generic]], None]) -> None:
@@ -127,23 +130,112 @@ def test_other_rotary_frequencies_are_caught(path: Path, check: Callable[[Path],
         check(path)
 
 
+INTEGERS = (Precision.INT8, Precision.INT4)
+INTEGER_VALUES = "model.layers.1.mlp.down_proj.weight.transposed.values"
+# Joined with what reads the same activation, and the table of a tied head.
+INTEGER_SCALES = {
+    Precision.INT8: (
+        "model.layers.0.mlp.gate_proj.weight+model.layers.0.mlp.up_proj.weight.scales",
+        "lm_head.weight.scales",
+    ),
+    Precision.INT4: (
+        "model.layers.0.mlp.gate_proj.weight+model.layers.0.mlp.up_proj.weight.transposed.scales",
+        "lm_head.weight.scales",
+    ),
+}
+
+
+@pytest.fixture(params=INTEGERS)
+def precision(request: pytest.FixtureRequest) -> Precision:
+    found: Precision = request.param
+    return found
+
+
+@pytest.fixture
+def integer_bundle(precision: Precision, report_of: Callable[..., BuildReport]) -> Path:
+    bundle: Path = report_of(("llama", True), (precision, CacheForm.CONCAT)).bundle
+    return bundle
+
+
+@pytest.fixture
+def integer_path(integer_bundle: Path, tmp_path: Path) -> Path:
+    """A copy of a good graph of integers."""
+    return shutil.copytree((integer_bundle / GRAPH_PATH).parent, tmp_path / "onnx") / "model.onnx"
+
+
+@pytest.fixture
+def check_integers(
+    precision: Precision, integer_bundle: Path, checkpoint_of: Callable[[Variant], Path]
+) -> Callable[[Path], object]:
+    folder, smoothing = str(checkpoint_of(("llama", True))), integer_bundle / SMOOTHING_PATH
+    checkpoint = load_checkpoint(find_model(folder, revision=None, allow_bin=False), context=None)
+    reference = TorchReference(
+        checkpoint.load_model(),
+        precision=precision,
+        smoothing=read_smoothing(smoothing) if smoothing.exists() else NO_SMOOTHING,
+    )
+    return lambda path: check_weights(path, reference)
+
+
+def _flip_byte(path: Path, name: str) -> None:
+    """The lowest bit of the seventh byte."""
+    tensor = ir.load(path).graph.initializers[name].const_value
+    assert isinstance(tensor, ir.ExternalTensor)
+    data = np.memmap(path.with_name(str(tensor.location)), np.uint8, mode="r+")
+    data[(tensor.offset or 0) + 6] ^= 1
+    data.flush()
+
+
+def test_good_integers_pass(integer_path: Path, check_integers: Callable[[Path], object]) -> None:
+    check_integers(integer_path)
+
+
+def test_least_change_of_one_integer_is_caught(
+    integer_path: Path, check_integers: Callable[[Path], object], precision: Precision
+) -> None:
+    _flip_byte(integer_path, INTEGER_VALUES)
+    with pytest.raises(
+        CheckError, match=rf"{INTEGER_VALUES} differs .* rounded to {precision}, in 1 of \d+ "
+    ):
+        check_integers(integer_path)
+
+
+@pytest.mark.parametrize("place", [0, 1], ids=["joined", "tied"])
+def test_other_scale_of_integers_is_caught(
+    integer_path: Path, check_integers: Callable[[Path], object], precision: Precision, place: int
+) -> None:
+    name = INTEGER_SCALES[precision][place]
+    _flip_byte(integer_path, name)
+    with pytest.raises(CheckError, match=rf"{re.escape(name)} differs .* in 1 of \d+ numbers"):
+        check_integers(integer_path)
+
+
+def test_integers_without_their_scales_are_missing(
+    integer_path: Path, check_integers: Callable[[Path], object]
+) -> None:
+    model = ir.load(integer_path)
+    model.graph.initializers["lm_head.weight.scales"].name = "other"
+    ir.save(model, integer_path)
+    with pytest.raises(CheckError, match=r"no weight model\.embed_tokens\.weight\.scales"):
+        check_integers(integer_path)
+
+
 def test_weights_rounded_twice_give_no_bundle(
     checkpoint_of: Callable[[Variant], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By way of bfloat16: every score is within what float16 arithmetic is allowed."""
 
     class Coarse:
-        def __init__(self, checkpoint: Checkpoint) -> None:
-            self._checkpoint = checkpoint
+        def __init__(self, exact: TensorReader) -> None:
+            self._exact = exact
 
         def read(self, parameter: str) -> NDArray[np.float32]:
-            array = self._checkpoint.read(parameter)
+            array = self._exact.read(parameter)
             if parameter.endswith("inv_freq"):
                 return array
             return from_stored(to_stored(array, Dtype.BFLOAT16), Dtype.BFLOAT16)
 
     def write(step_graph: object, reader: TensorReader, folder: Path) -> Path:
-        assert isinstance(reader, Checkpoint)
         return write_graph(step_graph, Coarse(reader), folder)  # type: ignore[arg-type]
 
     monkeypatch.setattr(pipeline, "write_graph", write)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 
 import onnx
 import pytest
@@ -10,14 +11,19 @@ import pytest
 from la_export.graph.variants import (
     CPU_GRAPH_FILE,
     CPU_OMITS,
-    check_cpu_variant,
+    check_variant,
     write_cpu_variant,
 )
 from la_export.options import Precision
+from la_export.reference import TorchReference
 from la_runtime.bundle import open_bundle
-from la_runtime.contract import CacheForm
+from la_runtime.contract import CacheForm, KvOrder
 from la_runtime.errors import CheckError
-from tests.tiny_models import build_tiny_bundle
+from tests.tiny_models import FAMILIES, build_tiny_bundle
+
+HALF = (Precision.FP16, CacheForm.SCATTER)
+# What the lean graph is made to be without: heads moved about, a cache joined with the block.
+UNWANTED = {"Transpose", "Concat", "Sigmoid"}
 
 
 @pytest.fixture(scope="module")
@@ -26,28 +32,73 @@ def bundle(tmp_path_factory):
 
 
 @pytest.fixture
-def graph(bundle, tmp_path):
-    shutil.copytree(bundle.root / "onnx", tmp_path / "onnx")
-    return tmp_path / "onnx" / "model.onnx"
+def make_graph(bundle, tmp_path):
+    """A copy of a bundle's graphs, to be spoiled, and how to check the variant among them."""
+
+    def make(root=bundle.root, precision=Precision.FP32):
+        shutil.copytree(root / "onnx", tmp_path / "onnx")
+        manifest = open_bundle(root).manifest
+        graph = tmp_path / "onnx" / "model.onnx"
+        variant = write_cpu_variant(graph, manifest.contract)
+        checkpoint = str(root.parent / "checkpoint")
+
+        def check():
+            reference = TorchReference.load(checkpoint, precision=precision)
+            return check_variant(
+                graph,
+                graph.with_name(CPU_GRAPH_FILE),
+                variant,
+                reference,
+                contract=manifest.contract,
+                context=manifest.model.context,
+                threads=1,
+            )
+
+        return graph.with_name(CPU_GRAPH_FILE), check
+
+    return make
 
 
-def check(graph, variant, bundle):
-    contract = bundle.manifest.contract
-    return check_cpu_variant(graph, variant, contract, context=64, threads=1)
+def spoil(path, change):
+    model = onnx.load(path, load_external_data=False)
+    change(model.graph)
+    onnx.save(model, path)
 
 
-def test_the_variant_lacks_what_it_omits_and_the_nodes_that_made_it(bundle):
+def other_epsilon(graph):
+    node = next(n for n in graph.node if n.op_type == "SkipSimplifiedLayerNormalization")
+    next(a for a in node.attribute if a.name == "epsilon").f = 0.5
+
+
+def other_cache(graph):
+    scatters = [node for node in graph.node if node.op_type == "TensorScatter"]
+    scatters[-1].input[1] = scatters[-2].input[1]
+
+
+def one_output_less(graph):
+    del graph.output[1]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.INT8])
+def test_the_lean_graph_moves_no_head_and_copies_no_cache(tmp_path, family, precision):
+    bundle = open_bundle(build_tiny_bundle(tmp_path, family, precision=precision))
     manifest = bundle.manifest
     (variant,) = manifest.variants
     assert (variant.backend, variant.omits) == ("ort-cpu", CPU_OMITS)
+    assert (variant.kv_order, variant.cache_form) == (KvOrder.SEQUENCE_MAJOR, CacheForm.SCATTER)
 
-    full = onnx.load(bundle.path(manifest.graph), load_external_data=False).graph
     lean = onnx.load(bundle.path(variant.path), load_external_data=False).graph
 
-    omitted = {output.name for output in full.output} - {output.name for output in lean.output}
-    assert omitted == set(CPU_OMITS)
-    full_operators = sorted(node.op_type for node in full.node)
-    assert sorted([*(node.op_type for node in lean.node), "ReduceLogSumExp"]) == full_operators
+    operators = Counter(node.op_type for node in lean.node)
+    assert not UNWANTED & set(operators)
+    layers = manifest.contract.num_layers
+    assert operators["TensorScatter"] == 2 * layers
+    assert operators["SkipSimplifiedLayerNormalization"] == 2 * layers
+    assert operators["QuickGelu"] == layers
+    products = "MatMul" if precision is Precision.FP32 else "MatMulIntegerToFloat"
+    assert operators[products] == 4 * layers + 1
+    assert [output.name for output in lean.output][:3] == ["logits", "top_ids", "top_logits"]
 
 
 def test_both_graphs_share_one_weights_file(bundle):
@@ -56,47 +107,48 @@ def test_both_graphs_share_one_weights_file(bundle):
     assert names == {"model.onnx", "model.onnx.data", CPU_GRAPH_FILE}
 
 
-def test_a_variant_that_computes_something_else_is_refused(graph, bundle):
-    variant = write_cpu_variant(graph)
-    assert check(graph, variant, bundle).value == 0
-    model = onnx.load(variant, load_external_data=False)
-    node = next(node for node in model.graph.node if node.op_type == "RMSNormalization")
-    next(a for a in node.attribute if a.name == "epsilon").f = 0.5
-    onnx.save(model, variant)
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (other_epsilon, r"differs from PyTorch in ort-cpu\.logits"),
+        (other_cache, r"differs from PyTorch in ort-cpu\.logits"),
+        (one_output_less, r"breaks the contract: outputs differ: missing \['top_ids'\]"),
+    ],
+)
+def test_a_lean_graph_that_is_another_is_refused(make_graph, change, message):
+    variant, check = make_graph()
+    check()
+    spoil(variant, change)
 
-    with pytest.raises(CheckError, match=r"differs from the portable graph in logits"):
-        check(graph, variant, bundle)
-
-
-def test_a_variant_with_other_outputs_is_refused(graph, bundle):
-    variant = write_cpu_variant(graph)
-    model = onnx.load(variant, load_external_data=False)
-    del model.graph.output[1]
-    onnx.save(model, variant)
-
-    with pytest.raises(CheckError, match=r"has outputs .*expected"):
-        check(graph, variant, bundle)
+    with pytest.raises(CheckError, match=message):
+        check()
 
 
-def test_a_scatter_variant_in_half_precision_is_compared_bit_for_bit(report_of, tmp_path):
-    report = report_of(("llama", True), (Precision.FP16, CacheForm.SCATTER))
+def test_a_half_precision_variant_is_compared_bit_for_bit(report_of, checkpoint_of, tmp_path):
+    report = report_of(("llama", True), HALF)
     shutil.copytree(report.bundle / "onnx", tmp_path / "onnx")
-    graph = tmp_path / "onnx" / "model.onnx"
-    variant = write_cpu_variant(graph)
-    assert (
-        check_cpu_variant(graph, variant, report.manifest.contract, context=256, threads=1).value
-        == 0
-    )
-    model = onnx.load(variant, load_external_data=False)
-    scatters = [node for node in model.graph.node if node.op_type == "TensorScatter"]
-    scatters[-1].input[1] = scatters[-2].input[1]
-    onnx.save(model, variant)
+    graph, contract = tmp_path / "onnx" / "model.onnx", report.manifest.contract
+    variant = write_cpu_variant(graph, contract)
+    reference = TorchReference.load(str(checkpoint_of(("llama", True))), precision=HALF[0])
+
+    def check():
+        path = graph.with_name(CPU_GRAPH_FILE)
+        return check_variant(
+            graph, path, variant, reference, contract=contract, context=256, threads=1
+        )
+
+    (found,) = check()
+    assert found.value == 0
+    spoil(graph.with_name(CPU_GRAPH_FILE), other_cache)
 
     with pytest.raises(CheckError, match=r"differs from the portable graph in logits"):
-        check_cpu_variant(graph, variant, report.manifest.contract, context=256, threads=1)
+        check()
+    write_cpu_variant(graph, contract)
+    spoil(graph.with_name(CPU_GRAPH_FILE), one_output_less)
+    with pytest.raises(CheckError, match=r"has outputs .*expected"):
+        check()
 
 
 def test_a_precision_that_no_cpu_computes_in_has_no_variant(report_of):
     report = report_of(("llama", True), (Precision.BF16, CacheForm.SCATTER))
     assert report.manifest.variants == ()
-    assert not (report.bundle / "onnx" / CPU_GRAPH_FILE).exists()

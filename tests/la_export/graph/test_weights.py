@@ -48,7 +48,7 @@ def _make_graph(
     return StepGraph(
         model=ir.Model(graph, ir_version=10),
         contract=contract,
-        weights={name: WeightSource(parameter=name, transposed=transposed) for name in names},
+        weights={name: WeightSource(parameters=(name,), transposed=transposed) for name in names},
     )
 
 

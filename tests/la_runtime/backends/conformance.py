@@ -81,6 +81,7 @@ class BackendConformance:
 
         assert state.lengths.tolist() == [0, 0, 0]
         assert state.past_len == (backend.contract.capacity or 0)
+        assert state.num_keys(7) >= 7
 
     @pytest.mark.parametrize("sizing", CacheSizing)
     @pytest.mark.parametrize("split", [(40,), (1, 39), (13, 1, 1, 25), (1,) * 40])
@@ -97,10 +98,11 @@ class BackendConformance:
             start += size
             assert state.lengths.tolist() == [start]
             assert state.past_len >= start
+            assert state.num_keys(3) >= start + 3
             if backend.contract.capacity is not None:
-                assert state.past_len == backend.contract.capacity
+                assert state.past_len == state.num_keys(3) == backend.contract.capacity
             elif sizing is CacheSizing.EXACT:
-                assert state.past_len == start
+                assert state.num_keys(3) == start + 3
 
     def test_rows_that_are_not_committed_leave_no_trace(self, backend, tokens):
         expected = fresh_logits(backend, tokens)

@@ -5,14 +5,20 @@ from __future__ import annotations
 import pytest
 
 from la_runtime.backends.fake import FakeBackend
+from la_runtime.contract import CacheForm
 from tests.la_runtime.backends.conformance import CONTEXT, BackendConformance
 
-CAPACITY = CONTEXT + 64
+FORMS = {
+    "concat": (CacheForm.CONCAT, None),
+    "scatter": (CacheForm.SCATTER, CONTEXT + 64),
+    "growing-scatter": (CacheForm.SCATTER, None),
+}
 
 
 class TestFake(BackendConformance):
     tolerance = 0.0
 
-    @pytest.fixture(params=[None, CAPACITY], ids=["concat", "scatter"])
+    @pytest.fixture(params=FORMS, ids=FORMS)
     def backend(self, request):
-        return FakeBackend(vocab_size=19, k_max=4, capacity=request.param)
+        cache_form, capacity = FORMS[request.param]
+        return FakeBackend(vocab_size=19, k_max=4, cache_form=cache_form, capacity=capacity)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -18,7 +19,7 @@ from la_runtime.backends.ort_cache import ConcatCache, HostCache
 from la_runtime.backends.places import grown_capacity
 from la_runtime.batch import BlockPolicy
 from la_runtime.bundle import Bundle, open_bundle
-from la_runtime.contract import CacheForm, Dtype, Name
+from la_runtime.contract import CacheForm, Dtype, KvOrder, Name
 from la_runtime.errors import BundleError, ExitCode, HostError, UsageError
 from tests.la_runtime.backends.conformance import ALL, CONTEXT, BackendConformance, run
 
@@ -27,18 +28,37 @@ from tests.la_runtime.backends.conformance import ALL, CONTEXT, BackendConforman
 LOGIT_TOLERANCES = {"fp32": 1e-4, "fp16": 1e-2}
 FORMS = [(precision, form) for precision in LOGIT_TOLERANCES for form in CacheForm]
 SCATTER_FORMS = [form for form in FORMS if form[1] is CacheForm.SCATTER]
+# What runs here in fp32: the lean variant, which writes in place, too, and has no fixed capacity.
+LEAN = ("fp32", KvOrder.SEQUENCE_MAJOR)
+ALL_FORMS = [*FORMS, LEAN]
+IN_PLACE_FORMS = [*SCATTER_FORMS, LEAN]
 
 
-def name_form(form: tuple[str, CacheForm]) -> str:
+def name_form(form: tuple[str, str]) -> str:
     return "-".join(form)
 
 
+def portable_only(bundle: Bundle) -> Bundle:
+    """The bundle without its variants, so that its portable graph runs."""
+    return Bundle(bundle.root, bundle.manifest.model_copy(update={"variants": ()}))
+
+
+@pytest.fixture
+def bundle_of(tiny_bundle_of):
+    def find(precision: str, kind: str) -> Bundle:
+        if (precision, kind) == LEAN:
+            return open_bundle(tiny_bundle_of(precision, CacheForm.CONCAT))
+        return portable_only(open_bundle(tiny_bundle_of(precision, kind)))
+
+    return find
+
+
 class TestOrt(BackendConformance):
-    @pytest.fixture(params=FORMS, ids=name_form)
-    def backend(self, request, tiny_bundle_of):
+    @pytest.fixture(params=ALL_FORMS, ids=name_form)
+    def backend(self, request, bundle_of):
         precision, _ = request.param
         self.tolerance = LOGIT_TOLERANCES[precision]
-        backend = open_backend("ort-cpu", open_bundle(tiny_bundle_of(*request.param)), threads=1)
+        backend = open_backend("ort-cpu", bundle_of(*request.param), threads=1)
         yield backend
         backend.close()
 
@@ -97,20 +117,27 @@ def written_rows(state: HostCache) -> list[np.ndarray]:
     ]
 
 
-@pytest.mark.parametrize("form", SCATTER_FORMS, ids=name_form)
-def test_a_pass_writes_its_rows_into_the_cache_itself_and_copies_nothing(
-    tiny_bundle_of, form, capfd
-):
-    """Against the slow way: a second buffer, of which ONNX Runtime then says that it copies."""
-    bundle = open_bundle(tiny_bundle_of(*form))
-    contract = bundle.manifest.contract
-    options = ort.SessionOptions()
-    options.log_severity_level = 2
+def open_session(bundle: Bundle, **options: Any) -> OrtBackend:
+    """As `OrtBackend.open`, with options for ONNX Runtime; lookahead vectors of zeros."""
+    manifest = bundle.manifest
+    variant = manifest.variant_for("ort-cpu")
+    contract = manifest.contract if variant is None else variant.contract_of(manifest.contract)
+    wanted = ort.SessionOptions()
+    for name, value in options.items():
+        setattr(wanted, name, value)
     session = ort.InferenceSession(
-        str(bundle.path(bundle.manifest.graph)), options, providers=["CPUExecutionProvider"]
+        str(bundle.path(manifest.graph if variant is None else variant.path)),
+        wanted,
+        providers=["CPUExecutionProvider"],
     )
     vectors = np.zeros((contract.k_max, contract.hidden_size))
-    backend = OrtBackend(session, contract, vectors)
+    return OrtBackend(session, contract, vectors, omits=() if variant is None else variant.omits)
+
+
+@pytest.mark.parametrize("form", IN_PLACE_FORMS, ids=name_form)
+def test_a_pass_writes_its_rows_into_the_cache_itself_and_copies_nothing(bundle_of, form, capfd):
+    """Against the slow way: a second buffer, of which ONNX Runtime then says that it copies."""
+    backend = open_session(bundle_of(*form), log_severity_level=2)
     capfd.readouterr()
 
     def second_pass(present: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, str]:
@@ -123,7 +150,7 @@ def test_a_pass_writes_its_rows_into_the_cache_itself_and_copies_nothing(
 
             def bind_apart(past: np.ndarray) -> None:
                 bind_past(past)
-                state.places = present  # what is bound as present
+                state.memory.view = present  # what is bound as present
 
             state.binding.bind_past = bind_apart
         logits = run(backend, state, [[6, 7, 8], [9]]).logits().copy()
@@ -138,9 +165,9 @@ def test_a_pass_writes_its_rows_into_the_cache_itself_and_copies_nothing(
     assert "TensorScatter" not in said
 
 
-@pytest.mark.parametrize("form", SCATTER_FORMS, ids=name_form)
-def test_a_pass_writes_no_place_but_those_of_its_block(tiny_bundle_of, form):
-    backend = open_backend("ort-cpu", open_bundle(tiny_bundle_of(*form)), threads=1)
+@pytest.mark.parametrize("form", IN_PLACE_FORMS, ids=name_form)
+def test_a_pass_writes_no_place_but_those_of_its_block(bundle_of, form):
+    backend = open_backend("ort-cpu", bundle_of(*form), threads=1)
     state = backend.allocate(2, CacheSizing.STEPPED)
     run(backend, state, [[1, 2, 3], [4]])
     backend.commit(state, [range(3), range(1)])
@@ -153,13 +180,13 @@ def test_a_pass_writes_no_place_but_those_of_its_block(tiny_bundle_of, form):
     assert [np.flatnonzero(row).tolist() for row in changed] == [[3, 4], [1, 2]]
 
 
-@pytest.mark.parametrize("form", FORMS, ids=name_form)
-def test_only_a_cache_of_fixed_capacity_limits_passes(tiny_bundle_of, form):
-    bundle = open_bundle(tiny_bundle_of(*form))
+@pytest.mark.parametrize("form", ALL_FORMS, ids=name_form)
+def test_only_a_cache_of_fixed_capacity_limits_passes(bundle_of, form):
+    bundle = bundle_of(*form)
     contract, context = bundle.manifest.contract, bundle.manifest.model.context
     backend = OrtBackend.open(bundle, threads=1)
 
-    if form[1] is CacheForm.CONCAT:
+    if form[1] is not CacheForm.SCATTER:
         assert backend.limits == PassLimits()
     else:
         assert backend.limits == PassLimits(block=contract.capacity - context, places=context)
@@ -182,23 +209,17 @@ def test_bf16_is_refused_by_name_before_the_graph_is_read(tiny_bundle, field):
 
 
 @pytest.mark.parametrize("outputs", [Outputs.NONE, Outputs.TOP, Outputs.TOP | Outputs.LOGITS])
-def test_scores_that_are_not_asked_for_are_not_computed(tiny_bundle, tmp_path, outputs):
+def test_scores_that_are_not_asked_for_are_not_computed(bundle_of, tmp_path, outputs):
     """ONNX Runtime's own profile of the pass: which operators ran, and over how many rows."""
-    bundle = open_bundle(tiny_bundle)
-    (variant,) = bundle.manifest.variants
-    options = ort.SessionOptions()
-    options.enable_profiling = True
-    options.profile_file_prefix = str(tmp_path / "profile")
-    session = ort.InferenceSession(
-        str(bundle.path(variant.path)), options, providers=["CPUExecutionProvider"]
+    backend = open_session(
+        bundle_of(*LEAN),
+        enable_profiling=True,
+        profile_file_prefix=str(tmp_path / "profile"),
     )
-    contract = bundle.manifest.contract
-    vectors = np.zeros((contract.k_max, contract.hidden_size), dtype=np.float32)
-    backend = OrtBackend(session, contract, vectors, omits=variant.omits)
 
     run(backend, backend.allocate(1, CacheSizing.STEPPED), [[1, 2, 3]], outputs=outputs)
 
-    events = json.loads(Path(session.end_profiling()).read_text())
+    events = json.loads(Path(backend.session.end_profiling()).read_text())
     sizes = {
         event["args"]["op_name"]: int(event["args"]["output_size"])
         for event in events
@@ -209,16 +230,12 @@ def test_scores_that_are_not_asked_for_are_not_computed(tiny_bundle, tmp_path, o
     assert (sizes["TopK"] > 0) == bool(outputs), "without scores the head sees no row"
 
 
-def test_logsumexp_is_the_same_from_the_graph_and_from_the_logits(tiny_bundle):
-    bundle = open_bundle(tiny_bundle)
-    manifest = bundle.manifest
-    full = ort.InferenceSession(
-        str(bundle.path(manifest.graph)), providers=["CPUExecutionProvider"]
-    )
-    lean = OrtBackend.open(bundle, threads=1)
-    portable = OrtBackend(full, manifest.contract, lean.lookahead_embeddings)
+def test_logsumexp_is_the_same_from_the_graph_and_from_the_logits(tiny_bundle_of):
+    """In fp16, where the variant is the portable graph without it."""
+    bundle = open_bundle(tiny_bundle_of("fp16", CacheForm.CONCAT))
     found = []
-    for backend in (portable, lean):
+    for opened in (portable_only(bundle), bundle):
+        backend = OrtBackend.open(opened, threads=1)
         state = backend.allocate(1, CacheSizing.STEPPED)
         scores = run(backend, state, [[1, 2, 3]], outputs=Outputs.TOP | Outputs.LOGSUMEXP)
         found.append((scores.logsumexp().copy(), scores.top()[1].copy()))
@@ -246,7 +263,7 @@ def test_logsumexp_is_the_same_from_the_graph_and_from_the_logits(tiny_bundle):
     ],
 )
 def test_a_graph_that_is_not_the_contracts_is_refused_on_opening(tiny_bundle, change, message):
-    bundle = open_bundle(tiny_bundle)
+    bundle = portable_only(open_bundle(tiny_bundle))
     contract = replace(bundle.manifest.contract, **change)
     manifest = bundle.manifest.model_copy(update={"contract": contract})
 
@@ -254,8 +271,25 @@ def test_a_graph_that_is_not_the_contracts_is_refused_on_opening(tiny_bundle, ch
         OrtBackend.open(Bundle(bundle.root, manifest), threads=1)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kv_order": None}, "input past_key_values.0.key"),
+        ({"cache_form": None}, "inputs, the contract"),
+        ({"omits": ()}, "outputs, the contract"),
+    ],
+)
+def test_a_variant_that_is_not_what_the_manifest_says_is_refused(tiny_bundle, change, message):
+    bundle = open_bundle(tiny_bundle)
+    (variant,) = bundle.manifest.variants
+    manifest = bundle.manifest.model_copy(update={"variants": (variant.model_copy(update=change),)})
+
+    with pytest.raises(BundleError, match=message):
+        OrtBackend.open(Bundle(bundle.root, manifest), threads=1)
+
+
 def test_a_graph_of_another_capacity_is_refused_on_opening(tiny_bundle_of):
-    bundle = open_bundle(tiny_bundle_of("fp32", CacheForm.SCATTER))
+    bundle = portable_only(open_bundle(tiny_bundle_of("fp32", CacheForm.SCATTER)))
     contract = replace(bundle.manifest.contract, capacity=300)
     manifest = bundle.manifest.model_copy(update={"contract": contract})
 
@@ -330,10 +364,9 @@ def test_no_float16_row_is_multiplied_alone(tiny_bundle_of, cache_form, outputs)
     backend.close()
 
 
-def test_float16_in_scatter_is_equal_bit_for_bit_at_every_width(tiny_bundle_of):
+def test_float16_in_scatter_is_equal_bit_for_bit_at_every_width(bundle_of):
     """Every key's column is its position, and no kernel is chosen by the number of rows."""
-    bundle = open_bundle(tiny_bundle_of("fp16", CacheForm.SCATTER))
-    backend = open_backend("ort-cpu", bundle, threads=1)
+    backend = open_backend("ort-cpu", bundle_of("fp16", CacheForm.SCATTER), threads=1)
     text = np.random.default_rng(9).integers(0, backend.contract.vocab_size, 60).tolist()
 
     epsilon = measure_epsilon(backend, text, widths=(2, 3, 9, 25), context=CONTEXT)

@@ -36,7 +36,7 @@ def make_step_graph() -> Callable[[str, str, str], StepGraph]:
         return StepGraph(
             model=model,
             contract=CONTRACT,
-            weights={str(name): WeightSource(parameter=str(name)) for name in names},
+            weights={str(name): WeightSource(parameters=(str(name),)) for name in names},
         )
 
     return make

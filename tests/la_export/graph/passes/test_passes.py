@@ -60,7 +60,7 @@ def test_transposed_weight_is_stored_and_gives_the_same_product(
     )
     assert _operators(step_graph) == ["MatMul"]
     assert step_graph.weights == {
-        "weight.transposed": WeightSource(parameter="weight", transposed=True)
+        "weight.transposed": WeightSource(parameters=("weight",), transposed=True)
     }
     np.testing.assert_allclose(after, before, rtol=1e-6)
 

@@ -1,0 +1,1 @@
+"""How fast bundles decode, and what holds them back, measured so that figures can be compared."""

@@ -1,0 +1,1 @@
+"""Weights in few bits: how numbers become integers, and what that costs a model."""

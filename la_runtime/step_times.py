@@ -1,0 +1,69 @@
+"""How long steps of a bundle take on a machine, as its manifest records them.
+
+Measured values, for whoever chooses how many rows a step should have. Nothing verifies them, and
+no certificate depends on them.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from pydantic import Field, field_validator
+
+from la_runtime.records import Record
+
+__all__ = ["StepTime", "StepTimes"]
+
+
+class StepTime(Record):
+    """L(T): one exact step of T rows at batch 1, every row of it scored.
+
+    Args:
+        rows: T.
+        median_ms: of the samples.
+        low_ms: their first quartile.
+        high_ms: their third quartile.
+        samples: how many.
+    """
+
+    rows: int = Field(ge=1)
+    median_ms: float = Field(gt=0, allow_inf_nan=False)
+    low_ms: float = Field(gt=0, allow_inf_nan=False)
+    high_ms: float = Field(gt=0, allow_inf_nan=False)
+    samples: int = Field(ge=1)
+
+
+class StepTimes(Record):
+    """What was measured on one machine, with one backend and so many threads.
+
+    Args:
+        utc: when.
+        backend: what ran the graph.
+        backend_version: of its library.
+        processor: what it ran on.
+        threads: of one pass.
+        past: tokens in the cache before each step.
+        times: by ascending number of rows.
+    """
+
+    utc: str
+    backend: str
+    backend_version: str
+    processor: str
+    threads: int = Field(ge=0)
+    past: int = Field(ge=0)
+    times: tuple[StepTime, ...] = Field(min_length=1)
+
+    @field_validator("times")
+    @classmethod
+    def _check_order(cls, times: tuple[StepTime, ...]) -> tuple[StepTime, ...]:
+        if not all(one.rows < other.rows for one, other in pairwise(times)):
+            raise ValueError(
+                f"expected ascending numbers of rows, got {[time.rows for time in times]}"
+            )
+        return times
+
+    @property
+    def place(self) -> tuple[str, str, int]:
+        """What they hold for; a later measurement of the same place takes theirs."""
+        return (self.backend, self.processor, self.threads)

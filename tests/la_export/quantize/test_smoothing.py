@@ -1,0 +1,133 @@
+"""Sizes moved from activations into weights: exact, and better in integers."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from la_export.quantize.calibration import calibrate, find_seams
+from la_export.quantize.integers import quantize_rows
+from la_export.quantize.smoothing import (
+    NO_SMOOTHING,
+    Seam,
+    SmoothedReader,
+    Smoothing,
+    find_exponents,
+)
+from la_export.quantize.smoothing_file import read_smoothing, write_smoothing
+from la_export.reference import TorchReference
+from la_runtime.errors import BundleError
+from tests.tiny_models import FAMILIES, make_tiny_config, make_tiny_model
+
+TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
+
+
+def make_rows(seed, *, outlier):
+    """Activations of which one channel is larger than the others."""
+    rows = np.random.default_rng(seed).normal(size=(40, 32)).astype(np.float32)
+    rows[:, 5] *= outlier
+    return rows
+
+
+def integer_error(rows, weight, exponents):
+    left = quantize_rows(np.ldexp(rows, -exponents.astype(np.int32))).to_float()
+    right = quantize_rows(np.ldexp(weight, exponents.astype(np.int32))).to_float()
+    return float(np.square(left @ right.T - rows @ weight.T).mean())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_smoothed_model_gives_the_very_numbers_it_gave_before(family):
+    model = make_tiny_model(make_tiny_config(family), seed=2)
+    smoothing = calibrate(model)
+    assert any(exponents.any() for exponents in smoothing.rows.values())
+    plain = TorchReference(copy.deepcopy(model)).run(TOKENS)
+
+    smoothed = TorchReference(model, smoothing=smoothing).run(TOKENS)
+
+    np.testing.assert_array_equal(smoothed.logits, plain.logits)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_an_outlier_costs_less_once_its_size_is_in_the_weights(seed):
+    rows = make_rows(seed, outlier=60.0)
+    weight = np.random.default_rng(seed + 100).normal(size=(16, 32)).astype(np.float32)
+
+    exponents = find_exponents(np.abs(rows).max(0), np.abs(weight).max(0))
+
+    assert integer_error(rows, weight, exponents) < 0.5 * integer_error(
+        rows, weight, np.zeros(32, np.int8)
+    )
+    assert exponents.argmax() == 5
+
+
+def test_exponents_are_those_of_the_rule_rounded():
+    activations = np.array([16.0, 1.0, 1.0, 1.0], np.float32)
+    # sqrt(16) = 2**2, less the mean of 2, 0, 0, 0.
+    np.testing.assert_array_equal(find_exponents(activations, np.ones(4, np.float32)), [2, 0, 0, 0])
+    nothing = find_exponents(np.zeros(4, np.float32), np.zeros(4, np.float32))
+    np.testing.assert_array_equal(nothing, [0, 0, 0, 0])
+
+
+def test_a_value_head_is_scaled_as_each_head_of_its_group_reads_it():
+    seam = Seam(before="v", after=("o",), repeats=2, width=3)
+    exponents = np.array([1, 2, 3, 4, 5, 6], np.int8)
+    spread = seam.spread(exponents)
+    np.testing.assert_array_equal(spread, [1, 2, 3, 1, 2, 3, 4, 5, 6, 4, 5, 6])
+    np.testing.assert_array_equal(seam.gather(spread.astype(np.float32)), exponents)
+
+
+def test_every_layer_has_its_four_seams():
+    model = make_tiny_model(make_tiny_config())
+    seams = find_seams(model)
+    assert len(seams) == 4 * model.config.num_hidden_layers
+    for seam in seams:
+        features = model.get_parameter(f"{seam.after[0]}.weight").shape[1]
+        before = model.get_parameter(f"{seam.before}.weight").shape[0]
+        assert before * seam.repeats == features
+
+
+def test_calibration_is_the_same_every_time_and_leaves_the_model_alone():
+    model = make_tiny_model(make_tiny_config(), seed=4)
+    before = {name: tensor.clone() for name, tensor in model.named_parameters()}
+    torch.manual_seed(1)
+    first = calibrate(model)
+    torch.manual_seed(2)
+    second = calibrate(model)
+
+    assert first.parameters == second.parameters
+    for name, exponents in first.columns.items():
+        np.testing.assert_array_equal(exponents, second.columns[name])
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.named_parameters())
+
+
+def test_a_reader_gives_out_what_smoothing_makes_of_a_parameter():
+    class Source:
+        def read(self, parameter):
+            return np.arange(6, dtype=np.float32).reshape(2, 3)
+
+    smoothing = Smoothing(rows={"a.weight": np.array([1, 0], np.int8)})
+    reader = SmoothedReader(source=Source(), smoothing=smoothing)
+    np.testing.assert_array_equal(reader.read("a.weight"), [[0, 0.5, 1], [3, 4, 5]])
+    np.testing.assert_array_equal(reader.read("c.weight"), [[0, 1, 2], [3, 4, 5]])
+    smoothing = Smoothing(columns={"b.weight": np.array([1, 0, -1], np.int8)})
+    reader = SmoothedReader(source=Source(), smoothing=smoothing)
+    np.testing.assert_array_equal(reader.read("b.weight"), [[0, 1, 1], [6, 4, 2.5]])
+    assert not NO_SMOOTHING.parameters
+
+
+def test_smoothing_survives_its_file_and_a_broken_one_is_refused(tmp_path):
+    smoothing = calibrate(make_tiny_model(make_tiny_config(), seed=4))
+    path = tmp_path / "smoothing.safetensors"
+    write_smoothing(path, smoothing)
+    found = read_smoothing(path)
+    assert found.parameters == smoothing.parameters
+    for name, exponents in smoothing.rows.items():
+        np.testing.assert_array_equal(found.rows[name], exponents)
+    for name, exponents in smoothing.columns.items():
+        np.testing.assert_array_equal(found.columns[name], exponents)
+    path.write_bytes(b"nothing")
+    with pytest.raises(BundleError, match=r"smoothing .* cannot be read .*rebuild the bundle"):
+        read_smoothing(path)
