@@ -30,6 +30,7 @@ PORTABLE_OPERATORS: Final = (
     "Shape",
     "Sigmoid",
     "Sin",
+    "Split",
     "Sub",
     "TensorScatter",
     "TopK",

@@ -18,7 +18,7 @@ __all__ = ["calibrate", "find_seams"]
 
 _SEED: Final = 1729
 _SEQUENCES: Final = 8
-_TOKENS: Final = 96
+_TOKENS: Final = 64
 # An end id that no model emits; transformers would put its own in the place of none.
 _NEVER: Final = -1
 

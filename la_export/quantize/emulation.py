@@ -65,18 +65,18 @@ class IntegerLinear(nn.Module):
         self.bias = bias
         self.activations = Activations.INTEGERS
         # No buffers: they would be taken for the model's own.
-        self._values = torch.from_numpy(weight.values).float().T.split(_EXACT_COLUMNS)
+        self._values = torch.from_numpy(weight.values).T.split(_EXACT_COLUMNS)  # int8: a quarter
         self._scales = torch.from_numpy(weight.scales)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., out_features] of rows [..., in_features]; no row depends on another."""
         if self.activations is Activations.FLOATS:
-            return self._biased(rows @ torch.cat(self._values) * self._scales)
+            return self._biased(rows @ torch.cat(self._values).float() * self._scales)
         largest = rows.abs().amax(dim=-1, keepdim=True)
         scales = (largest * (1 / _LARGEST_INT8)).clamp(min=float(LEAST_SCALE))  # [..., 1]
         integers = torch.round(rows / scales).clamp(-_LARGEST_INT8, _LARGEST_INT8)
         pieces = integers.split(_EXACT_COLUMNS, dim=-1)
-        products = [piece @ part for piece, part in zip(pieces, self._values, strict=True)]
+        products = [piece @ part.float() for piece, part in zip(pieces, self._values, strict=True)]
         total = products[0]
         if len(products) > 1:
             total = torch.stack(products).double().sum(dim=0).float()

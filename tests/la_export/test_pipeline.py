@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,7 +15,15 @@ from la_export.checkpoint import Checkpoint, facts
 from la_export.graph.export import optimize_graph
 from la_export.graph.step_graph import StepGraph
 from la_export.options import Precision
-from la_export.pipeline import NO_PLANS, BuildOptions, BuildReport, Stage, StageReport, build
+from la_export.pipeline import (
+    NO_PLANS,
+    BuildOptions,
+    BuildReport,
+    SilentProgress,
+    Stage,
+    StageReport,
+    build,
+)
 from la_export.plan import (
     PlanOptions,
     PlanReport,
@@ -64,7 +73,7 @@ def report(report_of: Callable[[tuple[str, bool]], BuildReport]) -> BuildReport:
 def skip_tracing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the slow stages in tests of what comes after them."""
     monkeypatch.setattr(pipeline, "trace_model", lambda *_: SimpleNamespace())
-    monkeypatch.setattr(pipeline, "optimize_graph", lambda _: None)
+    monkeypatch.setattr(pipeline, "optimize_graph", lambda *_: None)
 
 
 def _options(checkpoint: Path, out: Path, **changes: Any) -> BuildOptions:
@@ -110,7 +119,7 @@ def test_manifest_states_the_model(report: BuildReport) -> None:
 
 
 def test_stages_are_reported_in_order(report: BuildReport) -> None:
-    stages = [stage for stage in Stage if stage is not Stage.PLANS]
+    stages = [stage for stage in Stage if stage not in (Stage.CALIBRATE, Stage.PLANS)]
     assert [entry.stage for entry in report.stages] == stages
     assert report.peak_rss_bytes == report.stages[-1].peak_rss_bytes > 0
 
@@ -272,11 +281,13 @@ def test_planted_graph_fault_gives_no_bundle(
 ) -> None:
     """Exchange two projections of equal shape: the file is valid, the model is not."""
 
-    def optimize_wrongly(step_graph: StepGraph) -> None:
-        optimize_graph(step_graph)
-        weights = step_graph.weights
-        gate, up = (f"model.layers.0.mlp.{part}_proj.weight.transposed" for part in ("gate", "up"))
-        weights[gate], weights[up] = weights[up], weights[gate]
+    def optimize_wrongly(step_graph: StepGraph, precision: Precision) -> None:
+        optimize_graph(step_graph, precision)
+        gate, up = (f"model.layers.0.mlp.{part}_proj.weight" for part in ("gate", "up"))
+        joined = f"{gate}+{up}.transposed"
+        source = step_graph.weights[joined]
+        assert source.parameters == (gate, up)
+        step_graph.weights[joined] = replace(source, parameters=(up, gate))
 
     monkeypatch.setattr(pipeline, "optimize_graph", optimize_wrongly)
     with pytest.raises(CheckError, match="no bundle was written"):
@@ -364,7 +375,8 @@ def test_plans_are_in_the_bundle_and_its_manifest(
     )
     plans = PlanOptions(max_batch=3)
     report = build(options, plans=plans)
-    assert [stage.stage for stage in report.stages] == list(Stage)
+    stages = [stage for stage in Stage if stage is not Stage.CALIBRATE]
+    assert [stage.stage for stage in report.stages] == stages
     assert report.plans.skipped == ("another",)
     manifest = open_bundle(report.bundle).manifest
     assert manifest == report.manifest
@@ -435,3 +447,46 @@ def test_target_that_cannot_be_built_here_is_refused_before_anything_is_read(
 def test_graph_path_is_where_the_manifest_says(report: BuildReport) -> None:
     assert report.manifest.graph == GRAPH_PATH
     assert (report.bundle / GRAPH_PATH).is_file()
+
+
+@pytest.mark.parametrize("precision", [Precision.INT8, Precision.INT4])
+def test_integer_precisions_have_no_plans_and_say_so(
+    make_checkpoint: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    fake_builder: list[tuple[PlanSource, PlanOptions]],
+    precision: Precision,
+) -> None:
+    options = _options(Path("x"), tmp_path / "out", precision=precision)
+    with pytest.raises(UsageError, match=r"--target trt-rtx has no plans in --precision int"):
+        build(options, plans=PlanOptions(target=Target.TRT_RTX))
+    notes = list[str]()
+
+    class Listener(SilentProgress):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    options = _options(make_checkpoint(num_hidden_layers=1), tmp_path / "out", precision=precision)
+    report = build(options, Listener(), plans=PlanOptions())
+
+    assert not report.manifest.plans
+    assert fake_builder == []
+    assert [note for note in notes if "TensorRT multiplies no integers" in note]
+
+
+def test_packed_weights_change_the_files_and_nothing_that_is_computed(
+    make_checkpoint: Callable[..., Path], tmp_path: Path
+) -> None:
+    checkpoint = make_checkpoint(num_hidden_layers=1)
+    built = {
+        packed: build(
+            _options(checkpoint, tmp_path / f"{packed}", precision=Precision.INT8, packed=packed)
+        )
+        for packed in (False, True)
+    }
+    sizes = {p: report.manifest.files[GRAPH_PATH + ".data"].bytes for p, report in built.items()}
+    assert sizes[True] > sizes[False]
+    assert built[True].manifest.recipe["packed"] is True
+    assert Stage.CALIBRATE in [stage.stage for stage in built[True].stages]
+    values = {p: [check.value for check in report.manifest.checks] for p, report in built.items()}
+    assert values[True] == values[False]

@@ -4,6 +4,7 @@ import onnx
 
 from la_export.doctor.operators import PORTABLE_OPERATORS
 from la_export.graph.export import optimize_graph, trace_model
+from la_export.options import Precision
 from la_runtime.contract import CacheForm, Contract, Dtype
 from tests.tiny_models import make_tiny_config
 
@@ -25,7 +26,8 @@ def operators_of_a_trace(dtype: Dtype, cache_form: CacheForm) -> set[tuple[str, 
         **CONTRACT, compute_dtype=dtype, kv_dtype=dtype, cache_form=cache_form, capacity=capacity
     )
     step_graph = trace_model(make_tiny_config(), contract)
-    optimize_graph(step_graph)
+    precision = next(p for p in Precision if p.dtype is dtype)
+    optimize_graph(step_graph, precision)
     return {(node.domain, node.op_type) for node in step_graph.graph}
 
 
