@@ -176,7 +176,7 @@ def _build(options: BuildOptions, plans: PlanOptions, clock: Clock) -> BuildRepo
             graph_path = write_graph(step_graph, reader, (work / GRAPH_PATH).parent)
             if options.is_smoothed:
                 write_smoothing(work / SMOOTHING_PATH, smoothing)
-            variant = write_cpu_variant(graph_path, contract)
+            variant = write_cpu_variant(graph_path, contract, options.precision)
             variants = () if variant is None else (variant,)
             if options.packed and variant is not None:
                 add_packed_weights(work / variant.path)

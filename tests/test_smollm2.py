@@ -177,7 +177,7 @@ def test_the_committed_cache_equals_a_fresh_full_pass_after_every_step(
             known = [*prompt, *decoding.token_ids(0)]
             assert cached == len(known) - 1
             np.testing.assert_allclose(
-                decoding.cache.places[:, 0, :, :cached],
+                decoding.cache.read(0),
                 reference.key_values(known[:cached]),
                 rtol=0,
                 atol=TOLERANCE,

@@ -30,7 +30,6 @@ PORTABLE_OPERATORS: Final = (
     "Shape",
     "Sigmoid",
     "Sin",
-    "Split",
     "Sub",
     "TensorScatter",
     "TopK",

@@ -40,8 +40,6 @@ from la_runtime.contract import Axis, Contract, Name, TensorSpec
 
 __all__ = ["optimize_graph", "trace_model"]
 
-# TensorRT joins projections by itself, and both are built for it first.
-_UNMERGED: Final = frozenset({Precision.FP16, Precision.BF16})
 _IN_INTEGERS: Final = frozenset({Precision.INT8, Precision.INT4})
 # Sizes of the example inputs: all different, so that tracing cannot take two axes for one.
 _EXAMPLE_SIZES: Final = {Axis.BATCH: 2, Axis.BLOCK: 5, Axis.PAST: 7, Axis.KEYS: 12, Axis.ROWS: 3}
@@ -100,9 +98,8 @@ def optimize_graph(step_graph: StepGraph, precision: Precision) -> None:
     if precision not in _IN_INTEGERS:
         share_tied_head(step_graph)
     store_weights_transposed(step_graph)
-    if precision not in _UNMERGED:
-        merge_projections(step_graph)
     if precision in _IN_INTEGERS:
+        merge_projections(step_graph)
         look_up_integers(step_graph)
         _hold_in_integers(step_graph, precision)
     simplify(step_graph)

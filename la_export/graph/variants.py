@@ -19,6 +19,7 @@ from la_export.graph.check import check_lean_file
 from la_export.graph.lean import make_lean
 from la_export.graph.parity import check_parity
 from la_export.graph.session import GraphSession
+from la_export.options import Precision
 from la_export.reference import TorchReference
 from la_runtime.bundle import GRAPH_PATH, CheckResult, GraphVariant
 from la_runtime.contract import Axis, CacheForm, Contract, Dtype, KvOrder, Name
@@ -42,7 +43,7 @@ _SIZES: Final = {Axis.BATCH: 2, Axis.BLOCK: 4, Axis.PAST: 5, Axis.KEYS: 9, Axis.
 _SEED: Final = 4711
 
 
-def write_cpu_variant(path: Path, contract: Contract) -> GraphVariant | None:
+def write_cpu_variant(path: Path, contract: Contract, precision: Precision) -> GraphVariant | None:
     """Write the graph for ONNX Runtime's CPU provider; both share the weights' file.
 
     It has no `CPU_OMITS`. Where it computes in float32 it is lean as well, see `lean`.
@@ -50,6 +51,7 @@ def write_cpu_variant(path: Path, contract: Contract) -> GraphVariant | None:
     Args:
         path: the portable graph.
         contract: of it.
+        precision: of it.
 
     Returns:
         What the manifest says of the variant; None in a precision the provider does not have.
@@ -68,7 +70,7 @@ def write_cpu_variant(path: Path, contract: Contract) -> GraphVariant | None:
         variant = variant.model_copy(
             update={"kv_order": KvOrder.SEQUENCE_MAJOR, "cache_form": CacheForm.SCATTER}
         )
-        make_lean(model, contract, variant.contract_of(contract))
+        make_lean(model, contract, variant.contract_of(contract), precision=precision)
     else:
         common_passes.RemoveUnusedNodesPass()(model)
     ir.save(model, path.with_name(CPU_GRAPH_FILE))

@@ -165,9 +165,10 @@ class HostCache(ABC):
         heads_of_line = used.shape[3] // contract.head_dim
         by_head = used.reshape(*used.shape[:3], heads_of_line, contract.head_dim)
         # One of the two is 1: lines, and heads of a line. So they can change places.
-        return by_head.swapaxes(2, 3).reshape(
+        read = by_head.swapaxes(2, 3).reshape(
             2 * contract.num_layers, contract.num_kv_heads, length, contract.head_dim
         )
+        return np.ascontiguousarray(read)
 
     def close(self) -> None:
         """See `CacheState.close`."""

@@ -40,6 +40,8 @@ WITHOUT_PLANS: Recipe = {
     "k": [0, 4],
     "precision": "bf16",
     "cache-form": "scatter",
+    "smoothing": True,
+    "packed": False,
     "prefill-chunk": 64,
     "context": 2048,
     "allow-bin": True,

@@ -163,7 +163,7 @@ def test_the_committed_cache_equals_a_fresh_full_pass_after_every_step(engine, r
             known = [*prompt, *decoding.token_ids(0)][:cached]
             assert cached == len(prompt) + len(decoding.token_ids(0)) - 1
             np.testing.assert_allclose(
-                decoding.cache.places[:, 0, :, :cached],
+                decoding.cache.read(0),
                 reference.key_values(known),
                 rtol=0,
                 atol=TOLERANCE,
