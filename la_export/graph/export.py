@@ -40,7 +40,6 @@ from la_runtime.contract import Axis, Contract, Name, TensorSpec
 
 __all__ = ["optimize_graph", "trace_model"]
 
-_IN_INTEGERS: Final = frozenset({Precision.INT8, Precision.INT4})
 # Sizes of the example inputs: all different, so that tracing cannot take two axes for one.
 _EXAMPLE_SIZES: Final = {Axis.BATCH: 2, Axis.BLOCK: 5, Axis.PAST: 7, Axis.KEYS: 12, Axis.ROWS: 3}
 
@@ -95,10 +94,10 @@ def optimize_graph(step_graph: StepGraph, precision: Precision) -> None:
     fuse_rounded_rotary(step_graph)
     make_reshapes_constant(step_graph)
     simplify(step_graph)
-    if precision not in _IN_INTEGERS:
+    if not precision.is_integer:
         share_tied_head(step_graph)
     store_weights_transposed(step_graph)
-    if precision in _IN_INTEGERS:
+    if precision.is_integer:
         merge_projections(step_graph)
         look_up_integers(step_graph)
         _hold_in_integers(step_graph, precision)

@@ -41,7 +41,6 @@ PARITY_BOUNDS: Final = {
     Precision.INT4: 5e-2,
 }
 _HALVES: Final = frozenset({Precision.FP16, Precision.BF16})
-_INTEGERS: Final = frozenset({Precision.INT8, Precision.INT4})
 _TWIN_DETAILS: Final = {
     Dtype.FLOAT16: "its graph and rounded weights computed in float32",
     Dtype.BFLOAT16: "its graph and rounded weights computed in float32; no CPU kernels compute in "
@@ -91,7 +90,7 @@ def check_parity(
         results += _check_graph(session, sample, PARITY_BOUNDS[precision], omits)
     if precision in _HALVES:
         results += _check_half_twin(path, sample, threads)
-    if precision in _INTEGERS:
+    if precision.is_integer:
         results.append(check_integer_products(path, sample, threads))
         with reference.float_activations():
             exact = make_sample(contract, reference, context=context)

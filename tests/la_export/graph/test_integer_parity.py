@@ -11,6 +11,7 @@ import pytest
 
 from la_export.graph.integer_nodes import find_integer_products
 from la_export.graph.integer_parity import check_integer_products
+from la_export.graph.parity import check_parity
 from la_export.graph.sample import make_sample
 from la_export.graph.session import GraphSession
 from la_export.graph.twin import float_activations_twin
@@ -20,6 +21,7 @@ from la_export.quantize.smoothing_file import SMOOTHING_PATH, read_smoothing
 from la_export.reference import TorchReference
 from la_runtime.bundle import open_bundle
 from la_runtime.contract import Name
+from la_runtime.errors import CheckError
 from tests.tiny_models import build_tiny_bundle
 
 # SmolLM2-135M's own shapes, so that the kernels are those that it runs.
@@ -117,29 +119,33 @@ def test_products_recomputed_from_the_graphs_own_activations_agree(graph, sample
     assert result.value <= result.bound
 
 
-def test_a_product_that_leaves_out_its_weights_scales_is_noticed(graph, sample):
-    path, _ = graph
+def test_weights_with_other_scales_are_refused(graph, bundle):
+    """Product by product all is well: it is the twin that differs from PyTorch."""
+    path, contract = graph
     model = ir.load(path)
     product = next(iter(find_integer_products(model.graph)))
-    readers = [n for n in model.graph if product.scales in n.inputs and n.op_type != "Gather"]
-    assert len(readers) == 1
-    other = ir.Value(
-        name="other",
-        type=product.scales.type,
-        shape=product.scales.shape,
-        const_value=ir.tensor(2 * product.scales.const_value.numpy(), name="other"),
-    )
-    model.graph.register_initializer(other)
-    readers[0].replace_input_with(readers[0].inputs.index(product.scales), other)
+    numbers = np.float32(1.01) * product.scales.const_value.numpy()
+    product.scales.const_value = ir.tensor(numbers, name=product.scales.name)
     spoiled = path.with_name(f".spoiled.{path.name}")
     ir.save(model, spoiled)
-
-    # The check reads the scales it finds, so it is the whole that differs from PyTorch.
-    outputs, truth = (
-        GraphSession(place, 1).run(sample.make_feeds())[Name.LOGITS] for place in (spoiled, path)
+    reference = TorchReference.load(
+        str(bundle.root.parent / "checkpoint"),
+        precision=Precision.INT8,
+        smoothing=read_smoothing(bundle.path(SMOOTHING_PATH)),
     )
-    spoiled.unlink()
-    assert np.abs(outputs - truth).max() > 0.05 * np.ptp(truth)
+    is_lean = contract != bundle.manifest.contract
+    omits = bundle.manifest.variants[0].omits if is_lean else ()
+
+    def check(place):
+        context = bundle.manifest.model.context
+        return check_parity(place, contract, reference, context=context, threads=1, omits=omits)
+
+    check(path)
+    try:
+        with pytest.raises(CheckError, match=r"differs from PyTorch in float_activations\."):
+            check(spoiled)
+    finally:
+        spoiled.unlink()
 
 
 def test_a_quantizer_with_another_step_is_noticed(graph, sample):
