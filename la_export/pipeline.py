@@ -41,7 +41,7 @@ from la_export.graph.parity import check_parity
 from la_export.graph.step_graph import OPSET_VERSIONS
 from la_export.graph.stored_weights import check_weights
 from la_export.graph.variants import check_variant, write_cpu_variant
-from la_export.graph.weights import write_graph
+from la_export.graph.weights import SmoothedReader, write_graph
 from la_export.lookahead import UNTUNED, make_untuned_vectors, write_lookahead_vectors
 from la_export.options import BuildOptions, Precision
 from la_export.plan import (
@@ -55,7 +55,7 @@ from la_export.plan import (
 )
 from la_export.quantize.calibration import calibrate
 from la_export.quantize.integers import BLOCK_SIZE
-from la_export.quantize.smoothing import NO_SMOOTHING, SmoothedReader, Smoothing
+from la_export.quantize.smoothing import NO_SMOOTHING, Smoothing
 from la_export.quantize.smoothing_file import SMOOTHING_PATH, write_smoothing
 from la_export.recipe import Recipe, make_recipe
 from la_export.reference import TorchReference

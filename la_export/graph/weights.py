@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -16,11 +17,12 @@ from la_export.graph.passes.contract_names import IR_DTYPES
 from la_export.graph.step_graph import StepGraph, WeightPart, WeightSource
 from la_export.options import Precision
 from la_export.quantize.integers import BLOCK_SIZE, quantize_blocks, quantize_rows
+from la_export.quantize.smoothing import Smoothing
 from la_runtime.contract import Dtype
 from la_runtime.errors import CheckpointError
 from la_runtime.storage import to_stored
 
-__all__ = ["GRAPH_FILE", "WEIGHTS_FILE", "TensorReader", "write_graph"]
+__all__ = ["GRAPH_FILE", "WEIGHTS_FILE", "SmoothedReader", "TensorReader", "write_graph"]
 
 GRAPH_FILE: Final = "model.onnx"
 WEIGHTS_FILE: Final = "model.onnx.data"
@@ -44,6 +46,18 @@ class TensorReader(Protocol):
     def read(self, parameter: str) -> NDArray[np.float32]:
         """One tensor as float32; nothing is kept."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmoothedReader:
+    """Reads tensors as the smoothed model has them."""
+
+    source: TensorReader
+    smoothing: Smoothing
+
+    def read(self, parameter: str) -> NDArray[np.float32]:
+        """One tensor as float32; nothing is kept."""
+        return self.smoothing.apply(parameter, self.source.read(parameter))
 
 
 def write_graph(step_graph: StepGraph, reader: TensorReader, folder: Path) -> Path:

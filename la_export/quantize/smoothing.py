@@ -13,16 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
     "NO_SMOOTHING",
-    "ParameterReader",
     "Seam",
-    "SmoothedReader",
     "Smoothing",
     "find_exponents",
     "make_smoothing",
@@ -33,14 +31,6 @@ _LARGEST_EXPONENT: Final = 24
 _LEAST_SIZE: Final = np.float32(1e-6)
 _WEIGHT: Final = ".weight"
 _BIAS: Final = ".bias"
-
-
-class ParameterReader(Protocol):
-    """Gives out a model's tensors by parameter name."""
-
-    def read(self, parameter: str) -> NDArray[np.float32]:
-        """One tensor as float32; nothing is kept."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,18 +93,6 @@ class Smoothing:
 
 
 NO_SMOOTHING: Final = Smoothing()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SmoothedReader:
-    """Reads parameters as the smoothed model has them."""
-
-    source: ParameterReader
-    smoothing: Smoothing
-
-    def read(self, parameter: str) -> NDArray[np.float32]:
-        """One tensor as float32; nothing is kept."""
-        return self.smoothing.apply(parameter, self.source.read(parameter))
 
 
 def find_exponents(

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from la_export.graph.weights import SmoothedReader
 from la_export.quantize.calibration import calibrate, find_seams
 from la_export.quantize.integers import quantize_rows
 from la_export.quantize.smoothing import (
     NO_SMOOTHING,
     Seam,
-    SmoothedReader,
     Smoothing,
     find_exponents,
 )
