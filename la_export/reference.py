@@ -26,6 +26,7 @@ from la_export.quantize.emulation import (
     quantize_to_int4,
     quantize_to_int8,
 )
+from la_export.quantize.rotation import HEAD_ROTATION, LOOKAHEAD_ROTATION, ROTATION_PRODUCTS
 from la_export.quantize.smoothing import NO_SMOOTHING, Smoothing
 from la_runtime.contract import Dtype
 
@@ -57,7 +58,8 @@ class TorchReference:
         precision: of the graph it is the truth for. The model's weights are changed in place to
             what such a graph stores; everything is still computed in float32, but for products of
             integers.
-        smoothing: of the weights, before they are quantized.
+        smoothing: of the weights, before they are quantized. A model whose stream is turned takes
+            lookahead vectors as they are, and says what it said.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class TorchReference:
         _smooth_parameters(model, smoothing)
         self.precision = precision
         self._model = model
+        self._rotations = _rotation_products(smoothing)
         self._quantized: QuantizedWeights = {}
         match precision:
             case Precision.FP32:
@@ -80,6 +83,8 @@ class TorchReference:
                 self._quantized = quantize_to_int8(model)
             case Precision.INT4:
                 self._quantized = quantize_to_int4(model)
+        if (matrix := self._rotations.get(HEAD_ROTATION)) is not None:
+            _multiply_before(model.get_output_embeddings(), torch.from_numpy(matrix))
         self.vocab_size = int(model.config.vocab_size)
         self.num_layers = int(model.config.num_hidden_layers)
         self.hidden_size = int(model.config.hidden_size)
@@ -211,6 +216,8 @@ class TorchReference:
                 names.setdefault(parameter, []).append(name)
         for parameter, found in names.items():
             yield tuple(found), parameter.detach().float().numpy()
+        for name, matrix in self._rotations.items():
+            yield (name,), matrix
 
     def quantized_weights(self) -> QuantizedWeights:
         """Every parameter that the precision holds in integers; none but in int8 and int4."""
@@ -276,15 +283,29 @@ class TorchReference:
         self, token_id: int, lookahead_embeddings: NDArray[np.float32] | None
     ) -> torch.Tensor:
         assert lookahead_embeddings is not None, f"id {token_id} needs lookahead embeddings"
-        return torch.from_numpy(lookahead_embeddings[token_id - self.vocab_size])
+        row = torch.from_numpy(lookahead_embeddings[token_id - self.vocab_size])
+        matrix = self._rotations.get(LOOKAHEAD_ROTATION)
+        return row if matrix is None else row @ torch.from_numpy(matrix)
 
 
 @torch.no_grad()
 def _smooth_parameters(model: PreTrainedModel, smoothing: Smoothing) -> None:
     for name, parameter in model.named_parameters():
-        if name in smoothing.parameters:
-            smoothed = smoothing.apply(name, parameter.numpy())
+        before = parameter.numpy()
+        smoothed = smoothing.apply(name, before)
+        if smoothed is not before:
             parameter.copy_(torch.from_numpy(smoothed))
+
+
+def _rotation_products(smoothing: Smoothing) -> dict[str, NDArray[np.float32]]:
+    rotation = smoothing.rotation
+    return {} if rotation is None else {n: rotation.product(n) for n in ROTATION_PRODUCTS}
+
+
+def _multiply_before(layer: torch.nn.Module | None, matrix: torch.Tensor) -> None:
+    """Let a layer multiply what it reads by a matrix first."""
+    assert layer is not None, "logits come from a layer"
+    layer.register_forward_pre_hook(lambda _, inputs: (inputs[0] @ matrix,))
 
 
 @torch.no_grad()

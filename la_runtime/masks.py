@@ -66,8 +66,8 @@ def advance_attention_mask(
     """
     before, now = columns
     if before != now:
-        seen[:, before : before + len(seen)] = masked
-        _show_block(seen, rows, now)
+        seen[:, now : now + len(seen)] = seen[:, before : before + len(seen)]
+        seen[:, before:now] = masked
     _show_committed(seen, rows, *committed)
 
 

@@ -28,6 +28,7 @@ from la_export.graph.passes.integer_products import multiply_in_integers
 from la_export.graph.passes.integer_table import look_up_integers
 from la_export.graph.passes.merged_projections import merge_projections
 from la_export.graph.passes.metadata import strip_metadata
+from la_export.graph.passes.rotated_ends import turn_ends
 from la_export.graph.passes.rounded_rotary import fuse_rounded_rotary
 from la_export.graph.passes.simplify import simplify
 from la_export.graph.passes.stored_products import head_products, layer_products
@@ -82,12 +83,13 @@ def trace_model(config: PreTrainedConfig, contract: Contract) -> StepGraph:
     return initializers_to_inputs(program.model, contract, _parameter_names(model))
 
 
-def optimize_graph(step_graph: StepGraph, precision: Precision) -> None:
+def optimize_graph(step_graph: StepGraph, precision: Precision, *, is_turned: bool = False) -> None:
     """Run every pass, in the one order in which they work.
 
     Args:
         step_graph: as traced.
         precision: what its weights are to be held in.
+        is_turned: whether its weights will be those of a turned stream, see `quantize.rotation`.
     """
     simplify(step_graph)
     fuse_norms_and_rotary(step_graph)
@@ -100,7 +102,11 @@ def optimize_graph(step_graph: StepGraph, precision: Precision) -> None:
     if precision.is_integer:
         merge_projections(step_graph)
         look_up_integers(step_graph)
+        (head_input,) = {node.inputs[0] for node in head_products(step_graph)}
         _hold_in_integers(step_graph, precision)
+        if is_turned:
+            assert head_input is not None, "the head multiplies what the last norm gave"
+            turn_ends(step_graph, head_input)
     simplify(step_graph)
     name_by_contract(step_graph)
     strip_metadata(step_graph)

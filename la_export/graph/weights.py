@@ -17,6 +17,7 @@ from la_export.graph.passes.contract_names import IR_DTYPES
 from la_export.graph.step_graph import StepGraph, WeightPart, WeightSource
 from la_export.options import Precision
 from la_export.quantize.integers import BLOCK_SIZE, quantize_blocks, quantize_rows
+from la_export.quantize.rotation import ROTATION_PRODUCTS
 from la_export.quantize.smoothing import Smoothing
 from la_runtime.contract import Dtype
 from la_runtime.errors import CheckpointError
@@ -57,6 +58,9 @@ class SmoothedReader:
 
     def read(self, parameter: str) -> NDArray[np.float32]:
         """One tensor as float32; nothing is kept."""
+        rotation = self.smoothing.rotation
+        if rotation is not None and parameter in ROTATION_PRODUCTS:
+            return rotation.product(parameter)
         return self.smoothing.apply(parameter, self.source.read(parameter))
 
 

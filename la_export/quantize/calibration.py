@@ -1,4 +1,7 @@
-"""Measures how large a model's activations get on text of its own, to smooth them."""
+"""Prepares a model for integers: how to turn its residual stream, and what to smooth.
+
+Sizes of activations are measured on text of the model's own.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,10 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import PreTrainedModel
 
+from la_export.quantize.rotation import Rotation, make_basis
 from la_export.quantize.smoothing import Seam, Smoothing, make_smoothing
 
-__all__ = ["calibrate", "find_seams"]
+__all__ = ["calibrate", "find_rotation", "find_seams"]
 
 _SEED: Final = 1729
 _SEQUENCES: Final = 8
@@ -25,7 +29,7 @@ _NEVER: Final = -1
 
 @torch.no_grad()
 def calibrate(model: PreTrainedModel) -> Smoothing:
-    """Smooth a model by what its linear layers read while it writes.
+    """Turn a model's stream, and smooth it by what its linear layers read while it writes.
 
     The text is sampled from the model itself, from tokens drawn at random: no data is needed.
 
@@ -33,19 +37,22 @@ def calibrate(model: PreTrainedModel) -> Smoothing:
         model: a causal language model in float32; unchanged.
     """
     seams = find_seams(model)
-    layers = {name: model.get_submodule(name) for seam in seams for name in seam.after}
-    activations: dict[str, torch.Tensor] = {}
-    with _recording(layers, activations):
+    layers = {seam.after: model.get_submodule(seam.after) for seam in seams}
+    sums: dict[str, torch.Tensor] = {}
+    with _recording(layers, sums):
         _write(model)
-    weights = {name: model.get_parameter(f"{name}.weight").abs().amax(0) for name in layers}
-    return make_smoothing(seams, _to_numpy(activations), _to_numpy(weights))
+    activations = {name: total / _rows_written(model) for name, total in sums.items()}
+    weights = {n: model.get_parameter(f"{n}.weight").square().mean(0) for n in layers}
+    return make_smoothing(
+        seams, _to_numpy(activations), _to_numpy(weights), rotation=find_rotation(model)
+    )
 
 
 def find_seams(model: PreTrainedModel) -> tuple[Seam, ...]:
-    """Norms before projections, values before the output, up before down, in every layer.
+    """Values before the output, up before down, in every layer.
 
-    Values and up are the only projections whose channels nothing but a product follows: what is
-    before a softmax or an activation function cannot be scaled.
+    They are the only projections whose channels nothing but a product follows: what is before a
+    softmax or an activation function cannot be scaled.
     """
     decoder = model.get_decoder()
     prefix = next(name for name, module in model.named_modules() if module is decoder)
@@ -56,22 +63,54 @@ def find_seams(model: PreTrainedModel) -> tuple[Seam, ...]:
         attention, mlp = place + "self_attn.", place + "mlp."
         seams += [
             Seam(
-                before=place + "input_layernorm",
-                after=tuple(attention + name for name in ("q_proj", "k_proj", "v_proj")),
-            ),
-            Seam(
                 before=attention + "v_proj",
-                after=(attention + "o_proj",),
+                after=attention + "o_proj",
                 repeats=groups,
                 width=layer.self_attn.head_dim,
             ),
-            Seam(
-                before=place + "post_attention_layernorm",
-                after=tuple(mlp + name for name in ("gate_proj", "up_proj")),
-            ),
-            Seam(before=mlp + "up_proj", after=(mlp + "down_proj",)),
+            Seam(before=mlp + "up_proj", after=mlp + "down_proj"),
         ]
     return tuple(seams)
+
+
+def find_rotation(model: PreTrainedModel) -> Rotation:
+    """Everything that reads or writes the residual stream of a pre-norm decoder."""
+    decoder = model.get_decoder()
+    names = {module: str(name) for name, module in model.named_modules()}
+    gains = {f"{names[decoder.norm]}.weight": decoder.norm}
+    readers: dict[str, str] = {}
+    writers: list[str] = []
+    for layer in decoder.layers:
+        attention, mlp = layer.self_attn, layer.mlp
+        for norm, linears in (
+            (layer.input_layernorm, (attention.q_proj, attention.k_proj, attention.v_proj)),
+            (layer.post_attention_layernorm, (mlp.gate_proj, mlp.up_proj)),
+        ):
+            gains[f"{names[norm]}.weight"] = norm
+            readers |= {f"{names[linear]}.weight": f"{names[norm]}.weight" for linear in linears}
+        writers += [
+            f"{names[linear]}.{part}"
+            for linear in (attention.o_proj, mlp.down_proj)
+            for part in ("weight", "bias")
+        ]
+    tables = (model.get_input_embeddings(), model.get_output_embeddings())
+    return Rotation(
+        basis=make_basis(int(model.config.hidden_size)),
+        gains={name: norm.weight.detach().float().numpy().copy() for name, norm in gains.items()},
+        readers=readers,
+        tables=frozenset(f"{names[table]}.weight" for table in tables),
+        writers=frozenset(writers),
+        last=f"{names[decoder.norm]}.weight",
+    )
+
+
+def _rows_written(model: PreTrainedModel) -> int:
+    """The last token of a sequence is never read."""
+    return _SEQUENCES * _new_tokens(model)
+
+
+def _new_tokens(model: PreTrainedModel) -> int:
+    return min(_TOKENS, int(model.config.max_position_embeddings) - 1)
 
 
 def _write(model: PreTrainedModel) -> None:
@@ -82,7 +121,7 @@ def _write(model: PreTrainedModel) -> None:
         model.generate(  # type: ignore[operator]
             first,
             attention_mask=torch.ones_like(first),
-            max_new_tokens=min(_TOKENS, int(model.config.max_position_embeddings) - 1),
+            max_new_tokens=_new_tokens(model),
             do_sample=True,
             temperature=1.0,
             top_k=0,
@@ -93,12 +132,12 @@ def _write(model: PreTrainedModel) -> None:
 
 
 @contextmanager
-def _recording(layers: Mapping[str, nn.Module], largest: dict[str, torch.Tensor]) -> Iterator[None]:
-    """Keep the largest size of every input channel of these layers."""
+def _recording(layers: Mapping[str, nn.Module], sums: dict[str, torch.Tensor]) -> Iterator[None]:
+    """Sum the squares of every input channel of these layers."""
 
     def record(name: str, read: torch.Tensor) -> None:
-        sizes = read.detach().abs().flatten(0, -2).amax(0)  # [features]
-        largest[name] = torch.maximum(largest[name], sizes) if name in largest else sizes
+        squares = read.detach().flatten(0, -2).square().sum(0)  # [features]
+        sums[name] = sums[name] + squares if name in sums else squares
 
     handles = [
         layer.register_forward_pre_hook(lambda _, inputs, name=name: record(name, inputs[0]))

@@ -1,12 +1,15 @@
 """Moves the size of activations into the weights that multiply them, channel by channel.
 
+What a norm gives out is handled by `rotation`, and here what stands between two linear layers.
+
 An activation whose channels differ in size by orders loses its small ones when a row shares one
 scale. Dividing a channel by s before a linear layer and multiplying the layer's column by s changes
-no product; what is divided is the norm's weight or the layer before, so nothing is computed for it
-(SmoothQuant, Xiao et al. 2023, equation 4 with half the strength on either side).
+no product; what is divided is the layer before, so nothing is computed for it (SmoothQuant, Xiao
+et al. 2023, equation 4, of root mean squares instead of extremes: over strengths from 0.3 to 0.45
+SmolLM2-135M's loss hardly changes, where with extremes it does).
 
 Every s is a power of two: multiplying by it rounds nothing, so a smoothed model in floats gives the
-very numbers that it gave before.
+very numbers that it gave before, unless its residual stream is turned as well.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from la_export.quantize.rotation import Rotation
 
 __all__ = [
     "NO_SMOOTHING",
@@ -29,6 +34,7 @@ __all__ = [
 # Far beyond what is ever needed, and far from where float32 ends.
 _LARGEST_EXPONENT: Final = 24
 _LEAST_SIZE: Final = np.float32(1e-6)
+_STRENGTH: Final = 0.4
 _WEIGHT: Final = ".weight"
 _BIAS: Final = ".bias"
 
@@ -38,15 +44,15 @@ class Seam:
     """A place where channels can be scaled: what makes them, and what multiplies them.
 
     Args:
-        before: modules whose output features are divided: a norm, or a linear layer.
-        after: linear layers whose columns are multiplied.
+        before: linear layer whose output features are divided.
+        after: linear layer whose columns are multiplied.
         repeats: how often a run of `width` channels of `before` is read in `after`: a value head
             is read by each query head of its group.
         width: channels of such a run; 0 when nothing repeats.
     """
 
     before: str
-    after: tuple[str, ...]
+    after: str
     repeats: int = 1
     width: int = 0
 
@@ -58,24 +64,26 @@ class Seam:
         return np.repeat(runs, self.repeats, axis=1).reshape(-1)
 
     def gather(self, of_after: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The largest size of each channel of `before` among its readers."""
+        """The mean square of each channel of `before` over its readers."""
         if self.repeats == 1:
             return of_after
-        runs: NDArray[np.float32] = of_after.reshape(-1, self.repeats, self.width).max(axis=1)
+        runs: NDArray[np.float32] = of_after.reshape(-1, self.repeats, self.width).mean(axis=1)
         return runs.reshape(-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Smoothing:
-    """Powers of two by parameter.
+    """What is done to a model's parameters before they are quantized.
 
     Args:
         rows: exponents [output features] by which a parameter's rows are divided.
         columns: exponents [input features] by which its columns are multiplied.
+        rotation: of the residual stream; None leaves it as it is.
     """
 
     rows: Mapping[str, NDArray[np.int8]] = field(default_factory=dict)
     columns: Mapping[str, NDArray[np.int8]] = field(default_factory=dict)
+    rotation: Rotation | None = None
 
     def apply(self, parameter: str, array: NDArray[np.float32]) -> NDArray[np.float32]:
         """The parameter as the smoothed model has it."""
@@ -84,12 +92,7 @@ class Smoothing:
             array = np.ldexp(array, factors if array.ndim == 1 else factors[:, np.newaxis])
         if (exponents := self.columns.get(parameter)) is not None:
             array = np.ldexp(array, exponents.astype(np.int32))
-        return array
-
-    @property
-    def parameters(self) -> frozenset[str]:
-        """Those that it changes."""
-        return frozenset(self.rows) | frozenset(self.columns)
+        return array if self.rotation is None else self.rotation.apply(parameter, array)
 
 
 NO_SMOOTHING: Final = Smoothing()
@@ -98,14 +101,14 @@ NO_SMOOTHING: Final = Smoothing()
 def find_exponents(
     activations: NDArray[np.float32], weights: NDArray[np.float32]
 ) -> NDArray[np.int8]:
-    """Exponents of s = sqrt(activations / weights), their mean at 0.
+    """Exponents of s = activations ** 0.4 / weights ** 0.6, their mean at 0.
 
     Args:
-        activations: [channels] the largest size of each.
-        weights: [channels] the largest size of the weights that multiply it.
+        activations: [channels] the mean square of each.
+        weights: [channels] the mean square of the weights that multiply it.
     """
-    ratio = np.maximum(activations, _LEAST_SIZE) / np.maximum(weights, _LEAST_SIZE)
-    logs = np.log2(ratio) / 2
+    sizes = [np.log2(np.maximum(np.sqrt(part), _LEAST_SIZE)) for part in (activations, weights)]
+    logs = _STRENGTH * sizes[0] - (1 - _STRENGTH) * sizes[1]
     exponents = np.rint(logs - logs.mean())
     limited: NDArray[np.int8] = np.clip(exponents, -_LARGEST_EXPONENT, _LARGEST_EXPONENT).astype(
         np.int8
@@ -117,21 +120,24 @@ def make_smoothing(
     seams: Sequence[Seam],
     activations: Mapping[str, NDArray[np.float32]],
     weights: Mapping[str, NDArray[np.float32]],
+    *,
+    rotation: Rotation | None = None,
 ) -> Smoothing:
     """Exponents for every seam.
 
     Args:
         seams: of the model; no layer is before two of them, nor after two.
-        activations: by linear layer the largest size of each of its input channels.
+        activations: by linear layer the mean square of each of its input channels.
         weights: likewise of its columns.
+        rotation: of the residual stream.
     """
     rows: dict[str, NDArray[np.int8]] = {}
     columns: dict[str, NDArray[np.int8]] = {}
     for seam in seams:
-        sizes = np.maximum.reduce([weights[layer] for layer in seam.after])
-        exponents = find_exponents(seam.gather(activations[seam.after[0]]), seam.gather(sizes))
+        exponents = find_exponents(
+            seam.gather(activations[seam.after]), seam.gather(weights[seam.after])
+        )
         for suffix in (_WEIGHT, _BIAS):
             rows[seam.before + suffix] = exponents
-        for layer in seam.after:
-            columns[layer + _WEIGHT] = seam.spread(exponents)
-    return Smoothing(rows=rows, columns=columns)
+        columns[seam.after + _WEIGHT] = seam.spread(exponents)
+    return Smoothing(rows=rows, columns=columns, rotation=rotation)

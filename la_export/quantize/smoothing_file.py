@@ -1,13 +1,20 @@
-"""Reads and writes the powers of two by which a bundle's weights were smoothed."""
+"""Reads and writes how a bundle's weights were turned and smoothed before they were quantized.
+
+Tensors by name: exponents, and of the rotation its basis and the norms' weights; which parameter
+plays which part in it is the metadata.
+"""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Final
 
-from safetensors import SafetensorError
+import numpy as np
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save
 
+from la_export.quantize.rotation import Basis, Rotation
 from la_export.quantize.smoothing import Smoothing
 from la_runtime.errors import BundleError
 
@@ -16,17 +23,32 @@ __all__ = ["SMOOTHING_PATH", "read_smoothing", "write_smoothing"]
 SMOOTHING_PATH: Final = "onnx/smoothing.safetensors"
 _ROWS: Final = "rows:"
 _COLUMNS: Final = "columns:"
+_GAINS: Final = "gains:"
+_SIGNS: Final = "basis.signs"
+_ODD: Final = "basis.odd"
+_ROTATION: Final = "rotation"
 
 
 def write_smoothing(path: Path, smoothing: Smoothing) -> None:
-    """Write the exponents as int8, by parameter.
+    """Write exponents as int8, the basis and the norms' weights as they are.
 
     Raises:
         OSError: the file cannot be written.
     """
     tensors = {_ROWS + name: exponents for name, exponents in smoothing.rows.items()}
     tensors |= {_COLUMNS + name: exponents for name, exponents in smoothing.columns.items()}
-    path.write_bytes(save(tensors))
+    metadata = {}
+    if (rotation := smoothing.rotation) is not None:
+        tensors |= {_SIGNS: rotation.basis.signs, _ODD: rotation.basis.odd}
+        tensors |= {_GAINS + name: np.ascontiguousarray(g) for name, g in rotation.gains.items()}
+        parts = {
+            "readers": dict(rotation.readers),
+            "tables": sorted(rotation.tables),
+            "writers": sorted(rotation.writers),
+            "last": rotation.last,
+        }
+        metadata[_ROTATION] = json.dumps(parts)
+    path.write_bytes(save(tensors, metadata=metadata))
 
 
 def read_smoothing(path: Path) -> Smoothing:
@@ -37,11 +59,29 @@ def read_smoothing(path: Path) -> Smoothing:
     """
     try:
         tensors = load_file(path)
-    except (SafetensorError, OSError) as error:
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+        rotation = _read_rotation(tensors, metadata)
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise BundleError(
             f"the smoothing {path} cannot be read ({error}); rebuild the bundle"
         ) from error
     return Smoothing(
         rows={n.removeprefix(_ROWS): t for n, t in tensors.items() if n.startswith(_ROWS)},
         columns={n.removeprefix(_COLUMNS): t for n, t in tensors.items() if n.startswith(_COLUMNS)},
+        rotation=rotation,
+    )
+
+
+def _read_rotation(tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> Rotation | None:
+    if _ROTATION not in metadata:
+        return None
+    parts = json.loads(metadata[_ROTATION])
+    return Rotation(
+        basis=Basis(signs=tensors[_SIGNS], odd=tensors[_ODD]),
+        gains={n.removeprefix(_GAINS): t for n, t in tensors.items() if n.startswith(_GAINS)},
+        readers=dict(parts["readers"]),
+        tables=frozenset(parts["tables"]),
+        writers=frozenset(parts["writers"]),
+        last=str(parts["last"]),
     )

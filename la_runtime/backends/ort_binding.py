@@ -36,14 +36,19 @@ class ReusedBuffer:
     """
 
     def __init__(self, dtype: np.dtype[np.generic]) -> None:
-        self._flat = np.empty(0, dtype=dtype)
+        self.dtype = dtype
+        self._resize(0)
+
+    def _resize(self, size: int) -> None:
+        self._flat = np.empty(size, dtype=self.dtype)
+        self.address: int = self._flat.ctypes.data
 
     def shaped(self, shape: tuple[int, ...]) -> NDArray[np.generic]:
         """The memory in this shape; what it holds is undefined."""
         size = math.prod(shape)
         is_wasteful = self._flat.nbytes > _KEPT_BYTES and self._flat.size > _KEPT_TIMES * size
         if size > self._flat.size or is_wasteful:
-            self._flat = np.empty(size, dtype=self._flat.dtype)
+            self._resize(size)
         return self._flat[:size].reshape(shape)
 
 
@@ -65,8 +70,11 @@ class PassBinding:
         self._inputs: dict[str, NDArray[np.generic]] = {}
         self._past: NDArray[np.generic] | None = None
         self._written: NDArray[np.generic] | None = None
-        self._score_buffers = {
-            spec.name: ReusedBuffer(storage_dtype(spec.dtype)) for spec in contract.outputs
+        # Asked for once: a contract makes the specs of all its layers at every call.
+        specs = contract.outputs
+        self._score_buffers = {spec.name: ReusedBuffer(storage_dtype(spec.dtype)) for spec in specs}
+        self._score_widths = {
+            spec.name: tuple(axis for axis in spec.axes if isinstance(axis, int)) for spec in specs
         }
 
     def bind_inputs(self, inputs: StepInputs, vectors: NDArray[np.generic]) -> None:
@@ -119,17 +127,14 @@ class PassBinding:
         if rows != self._rows or not self.scores:
             self._rows = rows
             for name in names:
-                self.scores[name] = self._score_buffers[name].shaped(self._score_shape(name, rows))
-                scores = self.scores[name]
-                self._bind_output(name, scores.dtype, scores.shape, scores.ctypes.data)
+                buffer = self._score_buffers[name]
+                shape = (*rows, *self._score_widths[name])
+                self.scores[name] = buffer.shaped(shape)
+                self._bind_output(name, buffer.dtype, shape, buffer.address)
 
     def _in_order(self, lines: NDArray[np.generic]) -> NDArray[np.generic]:
         """The graph's axes of [batch, lines, rows, width]."""
         return lines if self._has_lines else lines[:, 0]
-
-    def _score_shape(self, name: Name, rows: tuple[int, int]) -> tuple[int, ...]:
-        (axes,) = (spec.axes for spec in self._contract.outputs if spec.name == name)
-        return (*rows, *(axis for axis in axes if isinstance(axis, int)))
 
     def _bind_output(
         self, name: str, dtype: np.dtype[np.generic], shape: tuple[int, ...], address: int

@@ -16,6 +16,7 @@ from la_export.graph.lean.fused_silu import fuse_silu
 from la_export.graph.lean.integer_kernels import fuse_integer_products
 from la_export.graph.lean.sequence_major import store_sequence_major
 from la_export.graph.lean.skip_norms import fuse_skip_norms
+from la_export.graph.lean.spare_row import attend_with_spare_row
 from la_export.graph.step_graph import CONTRIB_DOMAIN, OPSET_VERSIONS
 from la_export.options import Precision
 from la_runtime.contract import CacheForm, Contract
@@ -44,6 +45,8 @@ def make_lean(model: ir.Model, portable: Contract, lean: Contract, *, precision:
     model.opset_imports[""] = OPSET_VERSIONS[CacheForm.SCATTER]
     model.opset_imports[CONTRIB_DOMAIN] = 1
     store_sequence_major(model.graph, portable, lean)
+    common_passes.RemoveUnusedNodesPass()(model)  # the attention that it replaces
+    attend_with_spare_row(model.graph)
     for fuse in _FUSIONS[precision]:
         fuse(model.graph)
     common_passes.RemoveUnusedNodesPass()(model)

@@ -1,0 +1,141 @@
+"""Turns the residual stream, so that no channel of it is larger than the others.
+
+Decoders keep a few channels that are ten times the size of the rest, and a row of integers has one
+scale. Multiplied by an orthogonal matrix Q a row keeps its length, so `RMSNorm` without its weight
+gives the turned row of what it gave; Q goes into every weight that writes or reads the stream, and
+the norms' weights into those that read it (QuaRot, Ashkboos et al. 2024, section 4.1). In floats
+the model says what it said, up to their rounding.
+
+Two products are left to compute: a lookahead vector is given unturned, and where the table of
+tokens is the head's too, it cannot hold the last norm's weight g for the one and not for the other:
+what the head reads is turned back, scaled and turned again, M = Q^T diag(g) Q.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "HEAD_ROTATION",
+    "LOOKAHEAD_ROTATION",
+    "ROTATION_PRODUCTS",
+    "Basis",
+    "Rotation",
+    "make_basis",
+]
+
+HEAD_ROTATION: Final = "rotation.head"
+LOOKAHEAD_ROTATION: Final = "rotation.lookaheads"
+ROTATION_PRODUCTS: Final = (LOOKAHEAD_ROTATION, HEAD_ROTATION)
+_SEED: Final = 1729
+# Rows turned at a time: a table is held in float64 no longer than that.
+_CHUNK: Final = 4096
+
+Matrix = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Basis:
+    """Q = diag(signs) (odd ⊗ H) / sqrt(p), with H the Hadamard matrix of size p, a power of two.
+
+    Args:
+        signs: [size] int8, 1 or -1.
+        odd: [size / p, size / p] float64, orthogonal.
+    """
+
+    signs: NDArray[np.int8]
+    odd: NDArray[np.float64]
+
+    @property
+    def size(self) -> int:
+        """Channels of the stream."""
+        return len(self.signs)
+
+    def turn(self, rows: Matrix) -> Matrix:
+        """[rows, size] of rows times Q: in float64, rounded once."""
+        if not len(rows):
+            return rows
+        chunks = [rows[start : start + _CHUNK] for start in range(0, len(rows), _CHUNK)]
+        return np.concatenate([self._turn(chunk.astype(np.float64)) for chunk in chunks])
+
+    def turn_columns(self, matrix: Matrix) -> Matrix:
+        """[size, columns] of Q^T times a matrix."""
+        return np.ascontiguousarray(self.turn(matrix.T).T)
+
+    def matrix(self) -> Matrix:
+        """Q itself, [size, size]."""
+        return self.turn(np.eye(self.size, dtype=np.float32))
+
+    def conjugate(self, diagonal: Matrix) -> Matrix:
+        """Q^T diag(diagonal) Q, [size, size]."""
+        return self.turn_columns(self.turn(np.diag(diagonal)))
+
+    def _turn(self, rows: NDArray[np.float64]) -> Matrix:
+        count, odd = len(rows), len(self.odd)
+        power = self.size // odd
+        turned = (rows * self.signs).reshape(count, odd, power)
+        half = 1
+        while half < power:  # the Hadamard transform, by sums and differences
+            pairs = turned.reshape(count, odd, power // (2 * half), 2, half)
+            left, right = pairs[..., 0, :], pairs[..., 1, :]
+            turned = np.stack([left + right, left - right], axis=-2).reshape(count, odd, power)
+            half *= 2
+        turned = np.einsum("cop,oq->cqp", turned, self.odd) / np.sqrt(power)
+        return turned.reshape(count, self.size).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotation:
+    """Which parameters the turn of the stream changes, and how.
+
+    Args:
+        basis: Q.
+        gains: weights of norms by parameter, each [size]; the turned model's are 1.
+        readers: by parameter that multiplies a normalized stream, the norm's parameter.
+        tables: parameters whose rows are in the stream's channels: embedding and head.
+        writers: parameters whose output features are the stream's: weights and biases.
+        last: the norm's parameter before the head.
+    """
+
+    basis: Basis
+    gains: Mapping[str, Matrix]
+    readers: Mapping[str, str]
+    tables: frozenset[str]
+    writers: frozenset[str]
+    last: str
+
+    def apply(self, parameter: str, array: Matrix) -> Matrix:
+        """The parameter as the turned model has it."""
+        if parameter in self.gains:
+            return np.ones_like(array)
+        if parameter in self.readers:
+            return self.basis.turn(array * self.gains[self.readers[parameter]])
+        if parameter in self.tables:
+            return self.basis.turn(array)
+        if parameter in self.writers:
+            turned = self.basis.turn_columns(array.reshape(self.basis.size, -1))
+            return turned.reshape(array.shape)
+        return array
+
+    def product(self, name: str) -> Matrix:
+        """One of `ROTATION_PRODUCTS`, the matrices that stay in the graph, [size, size]."""
+        if name == LOOKAHEAD_ROTATION:
+            return self.basis.matrix()
+        return self.basis.conjugate(self.gains[self.last])
+
+
+def make_basis(size: int) -> Basis:
+    """A basis of as many channels, the same every time.
+
+    The odd part of the size gets a random orthogonal matrix, since no Hadamard matrix has it.
+    """
+    rng = np.random.default_rng(_SEED)
+    power = size & -size
+    odd, _ = np.linalg.qr(rng.standard_normal((size // power, size // power)))
+    signs = rng.choice(np.array([-1, 1], np.int8), size)
+    return Basis(signs=signs, odd=odd)
