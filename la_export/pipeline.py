@@ -167,9 +167,9 @@ def _build(options: BuildOptions, plans: PlanOptions, clock: Clock) -> BuildRepo
     contract = inputs.contract
     with clock.stage(Stage.TRACE):
         step_graph = trace_model(inputs.checkpoint.traced_config, contract)
-    with clock.stage(Stage.OPTIMIZE):
-        optimize_graph(step_graph, options.precision, is_turned=options.is_smoothed)
     smoothing = _calibrate(options, inputs, clock)
+    with clock.stage(Stage.OPTIMIZE):
+        optimize_graph(step_graph, options.precision, smoothing.rotation)
     with write_bundle(inputs.destination) as work:
         with clock.stage(Stage.WEIGHTS):
             reader = SmoothedReader(source=inputs.checkpoint, smoothing=smoothing)

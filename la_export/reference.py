@@ -26,7 +26,13 @@ from la_export.quantize.emulation import (
     quantize_to_int4,
     quantize_to_int8,
 )
-from la_export.quantize.rotation import HEAD_ROTATION, LOOKAHEAD_ROTATION, ROTATION_PRODUCTS
+from la_export.quantize.rotation import (
+    BLOCK_ROTATION,
+    HEAD_ROTATION,
+    LOOKAHEAD_ROTATION,
+    ROTATION_PRODUCTS,
+    Rotation,
+)
 from la_export.quantize.smoothing import NO_SMOOTHING, Smoothing
 from la_runtime.contract import Dtype
 
@@ -83,8 +89,8 @@ class TorchReference:
                 self._quantized = quantize_to_int8(model)
             case Precision.INT4:
                 self._quantized = quantize_to_int4(model)
-        if (matrix := self._rotations.get(HEAD_ROTATION)) is not None:
-            _multiply_before(model.get_output_embeddings(), torch.from_numpy(matrix))
+        if smoothing.rotation is not None:
+            self._turn_inputs(smoothing.rotation)
         self.vocab_size = int(model.config.vocab_size)
         self.num_layers = int(model.config.num_hidden_layers)
         self.hidden_size = int(model.config.hidden_size)
@@ -106,6 +112,13 @@ class TorchReference:
         source = find_model(model, revision=None, allow_bin=allow_bin)
         loaded = load_checkpoint(source, context=None).load_model()
         return cls(loaded, precision=precision, smoothing=smoothing)
+
+    def _turn_inputs(self, rotation: Rotation) -> None:
+        """Let layers turn what they read, where no weight before them does."""
+        _multiply_before(self._model.get_output_embeddings(), self._rotations[HEAD_ROTATION])
+        for parameter in rotation.blocked:
+            layer = self._model.get_submodule(parameter.rpartition(".")[0])
+            _multiply_before(layer, self._rotations[BLOCK_ROTATION])
 
     @contextmanager
     def float_activations(self) -> Iterator[None]:
@@ -302,10 +315,16 @@ def _rotation_products(smoothing: Smoothing) -> dict[str, NDArray[np.float32]]:
     return {} if rotation is None else {n: rotation.product(n) for n in ROTATION_PRODUCTS}
 
 
-def _multiply_before(layer: torch.nn.Module | None, matrix: torch.Tensor) -> None:
-    """Let a layer multiply what it reads by a matrix first."""
+def _multiply_before(layer: torch.nn.Module | None, matrix: NDArray[np.float32]) -> None:
+    """Let a layer multiply what it reads by a matrix first, in blocks of the matrix's size."""
     assert layer is not None, "logits come from a layer"
-    layer.register_forward_pre_hook(lambda _, inputs: (inputs[0] @ matrix,))
+    factor = torch.from_numpy(matrix)
+
+    def turn(_: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
+        blocks = inputs[0].unflatten(-1, (-1, len(factor)))  # [..., blocks, size]
+        return ((blocks @ factor).flatten(-2),)
+
+    layer.register_forward_pre_hook(turn)
 
 
 @torch.no_grad()

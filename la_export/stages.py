@@ -20,8 +20,8 @@ class Stage(StrEnum):
 
     RESOLVE = "resolve"
     TRACE = "trace"
-    OPTIMIZE = "optimize"
     CALIBRATE = "calibrate"
+    OPTIMIZE = "optimize"
     WEIGHTS = "weights"
     TOKENIZER = "tokenizer"
     CHECK = "check"

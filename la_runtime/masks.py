@@ -84,5 +84,6 @@ def _show_block(seen: NDArray[np.generic], rows: StepRows | None, first: int) ->
         num_rows = rows.num_rows
         own = seen[:num_rows, first : first + num_rows]  # [rows, rows]
         own[rows.visible] = 0
-    padding = np.arange(num_rows, len(seen))
-    seen[padding, first + padding] = 0
+    if num_rows < len(seen):
+        padding = np.arange(num_rows, len(seen))
+        seen[padding, first + padding] = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,8 +34,7 @@ def _never(token_id: int) -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BestScores:
+class BestScores(NamedTuple):
     """The best scores of one sequence's scored rows, in row order.
 
     Args:
@@ -60,9 +59,7 @@ def read_best(scores: Scores, *, with_logsumexp: bool) -> list[BestScores]:
     ids = top_ids[:, :, 0].tolist()
     logits = top_logits[:, :, :2].tolist()
     logsumexp = scores.logsumexp().tolist() if with_logsumexp else [[]] * len(ids)
-    return [
-        BestScores(ids=ids[i], logits=logits[i], logsumexp=logsumexp[i]) for i in range(len(ids))
-    ]
+    return list(map(BestScores, ids, logits, logsumexp))
 
 
 class RowScores:

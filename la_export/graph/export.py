@@ -28,7 +28,7 @@ from la_export.graph.passes.integer_products import multiply_in_integers
 from la_export.graph.passes.integer_table import look_up_integers
 from la_export.graph.passes.merged_projections import merge_projections
 from la_export.graph.passes.metadata import strip_metadata
-from la_export.graph.passes.rotated_ends import turn_ends
+from la_export.graph.passes.rotated_inputs import find_inputs, turn_inputs
 from la_export.graph.passes.rounded_rotary import fuse_rounded_rotary
 from la_export.graph.passes.simplify import simplify
 from la_export.graph.passes.stored_products import head_products, layer_products
@@ -37,6 +37,7 @@ from la_export.graph.passes.weight_transposes import store_weights_transposed
 from la_export.graph.step import DecoderStep
 from la_export.graph.step_graph import OPSET_VERSIONS, StepGraph
 from la_export.options import Precision
+from la_export.quantize.rotation import Rotation
 from la_runtime.contract import Axis, Contract, Name, TensorSpec
 
 __all__ = ["optimize_graph", "trace_model"]
@@ -83,13 +84,15 @@ def trace_model(config: PreTrainedConfig, contract: Contract) -> StepGraph:
     return initializers_to_inputs(program.model, contract, _parameter_names(model))
 
 
-def optimize_graph(step_graph: StepGraph, precision: Precision, *, is_turned: bool = False) -> None:
+def optimize_graph(
+    step_graph: StepGraph, precision: Precision, rotation: Rotation | None = None
+) -> None:
     """Run every pass, in the one order in which they work.
 
     Args:
         step_graph: as traced.
         precision: what its weights are to be held in.
-        is_turned: whether its weights will be those of a turned stream, see `quantize.rotation`.
+        rotation: that its weights will have gone through; of an integer precision.
     """
     simplify(step_graph)
     fuse_norms_and_rotary(step_graph)
@@ -102,24 +105,25 @@ def optimize_graph(step_graph: StepGraph, precision: Precision, *, is_turned: bo
     if precision.is_integer:
         merge_projections(step_graph)
         look_up_integers(step_graph)
-        (head_input,) = {node.inputs[0] for node in head_products(step_graph)}
-        _hold_in_integers(step_graph, precision)
-        if is_turned:
-            assert head_input is not None, "the head multiplies what the last norm gave"
-            turn_ends(step_graph, head_input)
+        _hold_in_integers(step_graph, precision, rotation)
     simplify(step_graph)
     name_by_contract(step_graph)
     strip_metadata(step_graph)
 
 
-def _hold_in_integers(step_graph: StepGraph, precision: Precision) -> None:
+def _hold_in_integers(
+    step_graph: StepGraph, precision: Precision, rotation: Rotation | None
+) -> None:
     """A head multiplies int8 in both: its rows are few and its table is the largest weight."""
     layers, head = layer_products(step_graph), head_products(step_graph)
+    turned = {} if rotation is None else find_inputs(step_graph, rotation, layers=layers, head=head)
     if precision is Precision.INT8:
         multiply_in_integers(step_graph, [*layers, *head])
     else:
         hold_in_blocks(step_graph, layers)
         multiply_in_integers(step_graph, head)
+    if rotation is not None:
+        turn_inputs(step_graph, turned, rotation)
 
 
 def _example(spec: TensorSpec) -> torch.Tensor:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import PreTrainedModel
 
-from la_export.quantize.rotation import Rotation, make_basis
+from la_export.quantize.rotation import Rotation, largest_block, make_basis
 from la_export.quantize.smoothing import Seam, Smoothing, make_smoothing
 
 __all__ = ["calibrate", "find_rotation", "find_seams"]
@@ -101,6 +101,8 @@ def find_rotation(model: PreTrainedModel) -> Rotation:
         tables=frozenset(f"{names[table]}.weight" for table in tables),
         writers=frozenset(writers),
         last=f"{names[decoder.norm]}.weight",
+        blocked=frozenset(f"{names[layer.mlp.down_proj]}.weight" for layer in decoder.layers),
+        block=largest_block(int(model.config.intermediate_size)),
     )
 
 

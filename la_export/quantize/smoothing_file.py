@@ -46,6 +46,8 @@ def write_smoothing(path: Path, smoothing: Smoothing) -> None:
             "tables": sorted(rotation.tables),
             "writers": sorted(rotation.writers),
             "last": rotation.last,
+            "blocked": sorted(rotation.blocked),
+            "block": rotation.block,
         }
         metadata[_ROTATION] = json.dumps(parts)
     path.write_bytes(save(tensors, metadata=metadata))
@@ -84,4 +86,6 @@ def _read_rotation(tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> 
         tables=frozenset(parts["tables"]),
         writers=frozenset(parts["writers"]),
         last=str(parts["last"]),
+        blocked=frozenset(parts["blocked"]),
+        block=int(parts["block"]),
     )

@@ -70,11 +70,8 @@ def compare_tokens(
     return Comparison(verdict=Verdict.EQUAL, num_compared=shorter)
 
 
-def refuse_near_ties(
-    near_ties: Sequence[str], num_tokens: int, tolerance: Tolerance
-) -> tuple[str, ...]:
-    """The near-ties of so many tokens behind a line that counts them, if they are too many."""
-    allowed = tolerance.excuse_allowance(num_tokens)
+def refuse_near_ties(near_ties: Sequence[str], allowed: int) -> tuple[str, ...]:
+    """The near-ties behind a line that counts them, if they are more than allowed."""
     if len(near_ties) <= allowed:
         return ()
     return (f"{len(near_ties)} near-ties, allowed {allowed}", *near_ties)
@@ -138,7 +135,10 @@ class Comparisons:
         """What is not excused, and the near-ties if there are too many of them."""
         num_tokens = sum(self._references.values())
         near_ties = tuple(self.near_ties.values())
-        return (*self.differences, *refuse_near_ties(near_ties, num_tokens, self.tolerance))
+        return (
+            *self.differences,
+            *refuse_near_ties(near_ties, self.tolerance.excuse_allowance(num_tokens)),
+        )
 
 
 def _token(token_ids: Sequence[int], place: int) -> str:

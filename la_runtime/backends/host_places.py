@@ -45,6 +45,8 @@ class HostPlaces:
         self._memory = np.zeros(
             (2 * contract.num_layers, size), dtype=storage_dtype(contract.kv_dtype)
         )
+        self.capacity = capacity
+        """Places per sequence. Read only."""
         self.view = self._lay_out(capacity)
         """[2 * layers, batch, lines, capacity, width]; the places of one layer are contiguous."""
 
@@ -52,16 +54,12 @@ class HostPlaces:
         shape = (self.batch, self._lines, capacity, self._width)
         return self._memory[:, : math.prod(shape)].reshape(len(self._memory), *shape)
 
-    @property
-    def capacity(self) -> int:
-        """Places per sequence."""
-        return int(self.view.shape[3])
-
     def resize(self, capacity: int) -> None:
         """Have so many places per sequence, at most `reserved`; those added are zero."""
         assert capacity <= self.reserved, "there is memory for these places"
         before, kept = self.view, min(capacity, self.capacity)
         self.view = after = self._lay_out(capacity)
+        self.capacity = capacity
         lines = list(np.ndindex(before.shape[1:3]))
         if capacity > kept:
             lines.reverse()  # so that no line moves over one that has yet to move

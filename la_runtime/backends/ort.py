@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from la_runtime.backends.array_scores import ArrayScores, score_names
 from la_runtime.backends.availability import check_precision, explain_import_error
-from la_runtime.backends.base import CacheSizing, CacheState, PassLimits, StepInputs
+from la_runtime.backends.base import CacheSizing, CacheState, Outputs, PassLimits, StepInputs
 from la_runtime.backends.lookahead_vectors import (
     load_lookahead_vectors,
     store_lookahead_vectors,
@@ -41,6 +41,7 @@ __all__ = ["OrtBackend"]
 _CPU = "CPUExecutionProvider"
 _NAME = "ort-cpu"
 _ANY_SIZE = PassLimits()
+_NONE = Outputs.NONE  # every step reads it, and an enumeration calls a function to find a member
 # ONNX Runtime multiplies a single float16 row by other kernels, which round differently: logits of
 # SmolLM2-135M by up to 0.05. From two rows on, a row's result does not depend on how many there
 # are, and a pass of two takes no longer than a pass of one.
@@ -122,7 +123,7 @@ class OrtBackend:
         """See `Backend.forward`."""
         assert isinstance(state, HostCache)
         self._check_open()
-        if not inputs.outputs:
+        if inputs.outputs is _NONE:
             inputs = replace(inputs, logits_rows=inputs.logits_rows[:, :0])
         num_wanted = inputs.logits_rows.shape[1]
         is_padded = 0 < num_wanted < self._least_rows
@@ -132,9 +133,9 @@ class OrtBackend:
         state.binding.bind_inputs(inputs, self.lookahead_embeddings)
         state.bind(inputs, score_names(inputs.outputs, self._omits))
         self.session.run_with_iobinding(state.binding.io_binding, None)
-        scores = state.binding.scores
         if not is_padded:
-            return ArrayScores(scores)
+            return state.binding.read_scores
+        scores = state.binding.scores
         return ArrayScores({name: found[:, :num_wanted] for name, found in scores.items()})
 
     def commit(self, state: CacheState, rows: Sequence[Sequence[int]]) -> None:

@@ -5,7 +5,7 @@ Owns which places a pass presents, and how a commit gets the accepted rows into 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -32,8 +32,10 @@ _STEP_ALONE = 32
 _BLOCK_ROOM = 128
 
 
-class HostCache(ABC):
-    """A cache as `CacheState` wants it, in `HostPlaces`.
+class HostCache:
+    """A cache as `CacheState` wants it, in `HostPlaces`. One of its subclasses.
+
+    Not an `ABC`: every step asks whether a cache is one of these, which then calls functions.
 
     Args:
         contract: the graph's contract.
@@ -52,6 +54,7 @@ class HostCache(ABC):
     ) -> None:
         self.binding = make_binding()
         self.sizing = sizing
+        self._is_exact = sizing is CacheSizing.EXACT
         self.lengths = np.zeros(batch, dtype=np.int64)
         self._make_binding = make_binding
         self._contract = contract
@@ -200,7 +203,7 @@ class ConcatCache(HostCache):
     @property
     def past_len(self) -> int:
         """See `CacheState.past_len`."""
-        return self._longest if self.sizing is CacheSizing.EXACT else self.memory.capacity
+        return self._longest if self._is_exact else self.memory.capacity
 
     def num_keys(self, block_len: int) -> int:
         """See `CacheState.num_keys`."""
@@ -209,7 +212,7 @@ class ConcatCache(HostCache):
     def bind(self, inputs: StepInputs, names: tuple[Name, ...]) -> None:
         """See `HostCache.bind`."""
         past = self.places
-        if self.sizing is CacheSizing.EXACT:
+        if self._is_exact:
             past = np.ascontiguousarray(past[:, :, :, : self.past_len])
         batch, block_len = inputs.input_ids.shape
         shape = (*past.shape[:3], block_len, past.shape[4])
@@ -312,10 +315,11 @@ class ScatterCache(HostCache):
 
     def commit(self, rows: Sequence[Sequence[int]]) -> None:
         """See `Backend.commit`. Moves the accepted rows that do not lie in their places."""
+        lengths: list[int] = self.lengths.tolist()
         for sequence, accepted in enumerate(rows):
             if accepted and accepted[-1] >= len(accepted):  # they ascend
                 self._close_ranks(sequence, accepted)
-            self.lengths[sequence] += len(accepted)
+            self.lengths[sequence] = lengths[sequence] + len(accepted)
 
     def _close_ranks(self, sequence: int, rows: Sequence[int]) -> None:
         """Move the rows that are not in place to the left, behind those that are."""
@@ -336,7 +340,7 @@ class GrowingScatterCache(ScatterCache):
     def num_keys(self, block_len: int) -> int:
         """See `CacheState.num_keys`."""
         needed = self._longest + block_len
-        if self.sizing is CacheSizing.EXACT:
+        if self._is_exact:
             return needed
         return self.past_len if needed <= self.past_len else self._capacity_for(needed)
 

@@ -10,7 +10,7 @@ thread, but threads share out products: with 3 key heads, two threads took 35 % 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import onnx_ir as ir
@@ -34,8 +34,7 @@ def attend_with_spare_row(graph: ir.Graph) -> None:
         if mask not in masks:
             masks[mask] = writer.first_again(mask, _MASK_ROWS_AXIS)
         rows = writer.first_again(query, _ROWS_AXIS)
-        attributes = dict(node.attributes.items())
-        attended = writer.add("Attention", [rows, key, value, masks[mask]], attributes)
+        attended = writer.add("Attention", [rows, key, value, masks[mask]], node.attributes)
         node.outputs[0].replace_all_uses_with(writer.cut(attended, 0, -1, _ROWS_AXIS))
         graph.remove(node, safe=True)
 
@@ -57,9 +56,9 @@ class _Writer:
         return self.add("Slice", [value, *bounds], {})
 
     def add(
-        self, operator: str, inputs: Sequence[ir.Value | None], attributes: dict[str, object]
+        self, operator: str, inputs: Sequence[ir.Value | None], attributes: Mapping[str, object]
     ) -> ir.Value:
         """One node; its only output."""
-        node = ir.node(operator, inputs, attributes)  # type: ignore[arg-type]
+        node = ir.node(operator, inputs, dict(attributes))  # type: ignore[arg-type]
         self._graph.insert_before(self._before, node)
         return node.outputs[0]

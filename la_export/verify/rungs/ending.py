@@ -63,7 +63,8 @@ def check_endings(ladder: Ladder) -> Finding:
                 near_ties.setdefault(place, line)
             elif verdict is Verdict.DIFFERENT:
                 problems.append(line)
-    problems += refuse_near_ties(tuple(near_ties.values()), len(plain.token_ids), ladder.tolerance)
+    allowed = ladder.tolerance.excuse_allowance(len(plain.token_ids))
+    problems += refuse_near_ties(tuple(near_ties.values()), allowed)
     return Finding(
         figures=(
             Figure(name="endings", value=endings),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import cycle
+from itertools import chain, cycle
 from typing import Final
 
 import numpy as np
@@ -105,7 +105,7 @@ def check_teacher_forced(ladder: Ladder) -> Finding:
     readers = {"the bundle's own pass": (ladder.own_reference, ladder.epsilon)}
     if ladder.source is not None:
         readers["PyTorch"] = (ladder.reference, ladder.tolerance.reference_epsilon)
-    near_ties: list[str] = []
+    near_ties: dict[str, list[str]] = {reader: [] for reader in readers}
     problems: list[str] = []
     num_tokens = 0
     for (_, tokens), prompt in emitted.items():
@@ -117,17 +117,26 @@ def check_teacher_forced(ladder: Ladder) -> Finding:
                     f"prompt {prompt.name}: {reader} prefers another token than {tokens[place]} as "
                     f"new token {place}, by {gaps[place]:.2g} (epsilon {epsilon:.2g})"
                 )
-                (near_ties if gaps[place] < epsilon else problems).append(line)
-    problems += refuse_near_ties(near_ties, num_tokens * len(readers), ladder.tolerance)
+                (near_ties[reader] if gaps[place] < epsilon else problems).append(line)
+    own, *others = near_ties.values()
+    problems += refuse_near_ties(own, ladder.tolerance.excuse_allowance(num_tokens))
+    for lines in others:
+        problems += refuse_near_ties(lines, ladder.tolerance.reference_allowance(num_tokens))
     return Finding(
         figures=(
             Figure(name="tokens", value=num_tokens),
-            Figure(name="near-ties", value=len(near_ties)),
+            *(
+                Figure(name=f"near-ties of {reader}", value=len(lines))
+                for reader, lines in near_ties.items()
+            ),
             Figure(name="different", value=len(problems), bound=0.0),
         ),
         problems=tuple(problems),
         detail="; ".join(
-            (f"{len(emitted)} sequences read by {' and by '.join(readers)}", *near_ties)
+            (
+                f"{len(emitted)} sequences read by {' and by '.join(readers)}",
+                *chain.from_iterable(near_ties.values()),
+            )
         ),
     )
 
@@ -187,8 +196,11 @@ class _Truth:
     def __init__(self, ladder: Ladder) -> None:
         self._reference = ladder.reference
         # Two implementations differ by more than two widths of one.
-        self._tolerance = ladder.tolerance
-        self._epsilon = self._tolerance.reference_epsilon if ladder.source else ladder.epsilon
+        tolerance = ladder.tolerance
+        self._epsilon = tolerance.reference_epsilon if ladder.source else ladder.epsilon
+        self._allowance = (
+            tolerance.reference_allowance if ladder.source else tolerance.excuse_allowance
+        )
         self._differences: list[str] = []
         self._near_ties: list[str] = []
         self.num_tokens = 0
@@ -222,5 +234,5 @@ class _Truth:
         """What is not excused, and the near-ties if there are too many of them."""
         return (
             *self._differences,
-            *refuse_near_ties(self._near_ties, self.num_tokens, self._tolerance),
+            *refuse_near_ties(self._near_ties, self._allowance(self.num_tokens)),
         )

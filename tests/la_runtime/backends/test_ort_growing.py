@@ -46,6 +46,10 @@ class CountedBinding:
         self._counts[name] += 1
         self._io_binding.bind_cpu_input(name, array)
 
+    def bind_ortvalue_input(self, name: str, value: Any) -> None:
+        self._counts[name] += 1
+        self._io_binding.bind_ortvalue_input(name, value)
+
     def bind_output(self, name: str, *arguments: Any) -> None:
         self._counts[name] += 1
         self._io_binding.bind_output(name, *arguments)
