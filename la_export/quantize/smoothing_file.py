@@ -7,10 +7,12 @@ plays which part in it is the metadata.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save
 
@@ -35,6 +37,7 @@ def write_smoothing(path: Path, smoothing: Smoothing) -> None:
     Raises:
         OSError: the file cannot be written.
     """
+    tensors: dict[str, NDArray[Any]]
     tensors = {_ROWS + name: exponents for name, exponents in smoothing.rows.items()}
     tensors |= {_COLUMNS + name: exponents for name, exponents in smoothing.columns.items()}
     metadata = {}
@@ -75,7 +78,9 @@ def read_smoothing(path: Path) -> Smoothing:
     )
 
 
-def _read_rotation(tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> Rotation | None:
+def _read_rotation(
+    tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]
+) -> Rotation | None:
     if _ROTATION not in metadata:
         return None
     parts = json.loads(metadata[_ROTATION])

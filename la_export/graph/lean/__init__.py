@@ -32,6 +32,10 @@ _FUSIONS: Final[Mapping[Precision, tuple[Callable[[ir.Graph], None], ...]]] = {
     Precision.INT4: (fuse_skip_norms, fuse_silu, fuse_integer_products),
 }
 
+# Products of int4 weights with a single row have a kernel of their own as well, and two rows take
+# twice its time.
+_INVARIANT: Final = frozenset({Precision.FP32, Precision.INT8})
+
 
 def make_lean(model: ir.Model, portable: Contract, lean: Contract, *, precision: Precision) -> None:
     """Run every pass, in the one order in which they work.
@@ -46,7 +50,8 @@ def make_lean(model: ir.Model, portable: Contract, lean: Contract, *, precision:
     model.opset_imports[CONTRIB_DOMAIN] = 1
     store_sequence_major(model.graph, portable, lean)
     common_passes.RemoveUnusedNodesPass()(model)  # the attention that it replaces
-    attend_with_spare_row(model.graph)
+    if precision in _INVARIANT:
+        attend_with_spare_row(model.graph)
     for fuse in _FUSIONS[precision]:
         fuse(model.graph)
     common_passes.RemoveUnusedNodesPass()(model)
