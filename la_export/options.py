@@ -59,8 +59,8 @@ class BuildOptions:
         lookahead_lengths: values of k the bundle serves, 0 to `LARGEST_K`; 0 decodes plainly.
         precision: what weights, activations and cache are held in.
         cache_form: how K/V reach the cache.
-        smoothing: whether differences in size between activations move into the weights that
-            multiply them, see `quantize.smoothing`. Precision ``int8`` only.
+        smoothing: whether activations are turned and scaled so that no channel stands out, by what
+            the weights undo, see `quantize.rotation`. Precision ``int8`` only.
         packed: whether weights are also stored as the kernels of this processor read them, so that
             processes share them; elsewhere nothing is lost but the disk space.
         prefill_chunk: prompt tokens that a pass of cache form `scatter` has room for.

@@ -35,6 +35,7 @@ from la_export.quantize.rotation import (
 )
 from la_export.quantize.smoothing import NO_SMOOTHING, Smoothing
 from la_runtime.contract import Dtype
+from la_runtime.errors import BundleError
 
 __all__ = ["ReferencePass", "TorchReference"]
 
@@ -75,6 +76,7 @@ class TorchReference:
         precision: Precision = Precision.FP32,
         smoothing: Smoothing = NO_SMOOTHING,
     ) -> None:
+        _check_smoothing(model, smoothing)
         _smooth_parameters(model, smoothing)
         self.precision = precision
         self._model = model
@@ -308,6 +310,30 @@ def _smooth_parameters(model: PreTrainedModel, smoothing: Smoothing) -> None:
         smoothed = smoothing.apply(name, before)
         if smoothed is not before:
             parameter.copy_(torch.from_numpy(smoothed))
+
+
+def _check_smoothing(model: PreTrainedModel, smoothing: Smoothing) -> None:
+    """Refuse one of another model."""
+    sizes = {
+        name: tuple(parameter.shape)
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+    }
+    problems = [name for name in (*smoothing.rows, *smoothing.columns) if name not in sizes]
+    # A layer may have no bias; the names of both are kept.
+    problems = [name for name in problems if not name.endswith(".bias")]
+    if (rotation := smoothing.rotation) is not None:
+        if rotation.basis.size != int(model.config.hidden_size):
+            problems.append(f"{rotation.basis.size} channels")
+        named = (*rotation.gains, *rotation.readers, *rotation.tables, *rotation.blocked)
+        problems += [name for name in named if name not in sizes]
+        problems += [
+            name for name in rotation.blocked if name in sizes and sizes[name][-1] % rotation.block
+        ]
+    if problems:
+        raise BundleError(
+            f"the smoothing is of another model ({problems[0]} does not fit this one); rebuild the "
+            "bundle"
+        )
 
 
 def _rotation_products(smoothing: Smoothing) -> dict[str, NDArray[np.float32]]:

@@ -57,7 +57,7 @@ __all__ = ["build_command"]
     "--smoothing/--no-smoothing",
     default=True,
     show_default=True,
-    help="int8: move differences in size between activations into the weights, exactly.",
+    help="int8: turn and scale activations by what the weights undo, so that none stands out.",
 )
 @click.option(
     "--packed/--not-packed",

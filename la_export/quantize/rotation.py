@@ -6,11 +6,12 @@ gives the turned row of what it gave; Q goes into every weight that writes or re
 the norms' weights into those that read it (QuaRot, Ashkboos et al. 2024, section 4.1). In floats
 the model says what it said, up to their rounding.
 
-Three products are left to compute. A lookahead vector is given unturned. Where the table of tokens
-is the head's too, it cannot hold the last norm's weight g for the one and not for the other: what
-the head reads is turned back, scaled and turned again, M = Q^T diag(g) Q. And what the last layer
-of an MLP reads comes from an activation function, so it is turned where it is, in short blocks of
-channels by a Hadamard matrix: 1.5 % of the layer's own operations.
+Three products of floats are left to compute. A lookahead vector is given unturned. The table of
+tokens may be the head's too, and cannot hold the last norm's weight g for the one and not for the
+other: what the head reads is turned back, scaled and turned again, M = Q^T diag(g) Q. And what the
+last layer of an MLP reads comes from an activation function, so it is turned where it is, in short
+blocks of channels by a Hadamard matrix: for one output feature the layer multiplies a channel once,
+and the block of 64 multiplies it 64 times, 11 % of the layer with SmolLM2-135M's 576 features.
 """
 
 from __future__ import annotations
@@ -53,10 +54,25 @@ class Basis:
     Args:
         signs: [size] int8, 1 or -1.
         odd: [size / p, size / p] float64, orthogonal.
+
+    Raises:
+        ValueError: they are not.
     """
 
     signs: NDArray[np.int8]
     odd: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        if self.signs.ndim != 1 or not np.all(np.abs(self.signs) == 1):
+            raise ValueError("signs are a vector of 1 and -1")
+        side = len(self.odd)
+        if self.odd.shape != (side, side) or not side or self.size % side:
+            raise ValueError(f"{list(self.odd.shape)} is no odd part of {self.size} channels")
+        power = self.size // side
+        if power & (power - 1):
+            raise ValueError(f"{power} is no power of two")
+        if not np.allclose(self.odd @ self.odd.T, np.eye(side), atol=1e-9):
+            raise ValueError("the odd part is not orthogonal")
 
     @property
     def size(self) -> int:
@@ -103,6 +119,9 @@ class Rotation:
         last: the norm's parameter before the head.
         blocked: weights whose input channels are turned in blocks.
         block: channels of such a block, a power of two.
+
+    Raises:
+        ValueError: the parts do not belong together.
     """
 
     basis: Basis
@@ -113,6 +132,15 @@ class Rotation:
     last: str
     blocked: frozenset[str]
     block: int
+
+    def __post_init__(self) -> None:
+        if self.block < 1 or self.block & (self.block - 1):
+            raise ValueError(f"a block of {self.block} channels is no power of two")
+        if unknown := {self.last, *self.readers.values()} - self.gains.keys():
+            raise ValueError(f"there is no weight of {', '.join(sorted(unknown))}")
+        for name, gain in self.gains.items():
+            if gain.shape != (self.basis.size,) or not np.isfinite(gain).all():
+                raise ValueError(f"{name} is no vector of {self.basis.size} finite numbers")
 
     def apply(self, parameter: str, array: Matrix) -> Matrix:
         """The parameter as the turned model has it."""

@@ -6,13 +6,13 @@ plays which part in it is the metadata.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save
 
@@ -31,6 +31,19 @@ _ODD: Final = "basis.odd"
 _ROTATION: Final = "rotation"
 
 
+class _RotationParts(BaseModel):
+    """Which parameter plays which part in a `Rotation`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    readers: dict[str, str]
+    tables: frozenset[str]
+    writers: frozenset[str]
+    last: str
+    blocked: frozenset[str]
+    block: int
+
+
 def write_smoothing(path: Path, smoothing: Smoothing) -> None:
     """Write exponents as int8, the basis and the norms' weights as they are.
 
@@ -44,15 +57,15 @@ def write_smoothing(path: Path, smoothing: Smoothing) -> None:
     if (rotation := smoothing.rotation) is not None:
         tensors |= {_SIGNS: rotation.basis.signs, _ODD: rotation.basis.odd}
         tensors |= {_GAINS + name: np.ascontiguousarray(g) for name, g in rotation.gains.items()}
-        parts = {
-            "readers": dict(rotation.readers),
-            "tables": sorted(rotation.tables),
-            "writers": sorted(rotation.writers),
-            "last": rotation.last,
-            "blocked": sorted(rotation.blocked),
-            "block": rotation.block,
-        }
-        metadata[_ROTATION] = json.dumps(parts)
+        parts = _RotationParts(
+            readers=dict(rotation.readers),
+            tables=rotation.tables,
+            writers=rotation.writers,
+            last=rotation.last,
+            blocked=rotation.blocked,
+            block=rotation.block,
+        )
+        metadata[_ROTATION] = parts.model_dump_json()
     path.write_bytes(save(tensors, metadata=metadata))
 
 
@@ -67,9 +80,10 @@ def read_smoothing(path: Path) -> Smoothing:
         with safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
         rotation = _read_rotation(tensors, metadata)
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+    except (SafetensorError, OSError, KeyError, AttributeError, ValueError) as error:
+        reason = " ".join(str(error).split())  # pydantic's has a line for each fault
         raise BundleError(
-            f"the smoothing {path} cannot be read ({error}); rebuild the bundle"
+            f"the smoothing {path} cannot be read ({reason}); rebuild the bundle"
         ) from error
     return Smoothing(
         rows={n.removeprefix(_ROWS): t for n, t in tensors.items() if n.startswith(_ROWS)},
@@ -83,14 +97,9 @@ def _read_rotation(
 ) -> Rotation | None:
     if _ROTATION not in metadata:
         return None
-    parts = json.loads(metadata[_ROTATION])
+    parts = _RotationParts.model_validate_json(metadata[_ROTATION])
     return Rotation(
         basis=Basis(signs=tensors[_SIGNS], odd=tensors[_ODD]),
         gains={n.removeprefix(_GAINS): t for n, t in tensors.items() if n.startswith(_GAINS)},
-        readers=dict(parts["readers"]),
-        tables=frozenset(parts["tables"]),
-        writers=frozenset(parts["writers"]),
-        last=str(parts["last"]),
-        blocked=frozenset(parts["blocked"]),
-        block=int(parts["block"]),
+        **parts.model_dump(),
     )

@@ -92,17 +92,18 @@ _TOLERANCES: Final = {
         perplexity=8e-2,
     ),
     # An activation that is one ULP off can round to another integer, and the next layers carry that
-    # on until it is as large as the rounding itself. PyTorch against itself, activations off by
-    # 1e-7 of themselves, SmolLM2-135M: logits up to 0.11 of their range apart, KL up to 1.1, and
-    # the best token another one at an eighth of the positions. So numbers that went through many
-    # layers say little about a graph; what it does to floats, and bits at one width, say more.
+    # on until it is as large as the rounding itself. So PyTorch and a graph, which sum in other
+    # orders, agree this far on SmolLM2-135M: logits up to 0.08 of their range apart, KL up to 0.07,
+    # the best token another one at 7 % of the positions, by at most 0.4; without smoothing 0.16,
+    # 1.4, 18 % and 1. Numbers that went through many layers say little about a graph; what it does
+    # to floats, each product by itself, and bits at other widths say more.
     Precision.INT8: Tolerance(
         logits=2.5e-1,
         kl=3.0,
         epsilon=LARGEST_EPSILON[Precision.INT8],
-        reference_epsilon=LARGEST_EPSILON[Precision.INT8],
+        reference_epsilon=2.0,
         excused_share=1 / 500,
-        reference_excused_share=1 / 500,
+        reference_excused_share=1 / 4,
         departure=64.0,
         perplexity=5e-2,
     ),

@@ -193,10 +193,10 @@ class PassBinding:
                     name, "cpu", 0, written.dtype.type, shape, first + index * step
                 )
         if rows != self._rows or not self.scores:
-            self._rows = rows
             for name in names:
                 self.scores[name], value = self._score_memory[name].shaped(rows)
                 self.io_binding.bind_ortvalue_output(name, value)
+            self._rows = rows  # only once all are bound: memory may have run out before
 
     def _in_order(self, lines: NDArray[np.generic]) -> NDArray[np.generic]:
         """The graph's axes of [batch, lines, rows, width]."""

@@ -2,7 +2,9 @@
 
 ONNX Runtime multiplies a single row by a kernel of its own, which sums in another order. From two
 rows on a row's result depends neither on how many there are nor on the keys behind those it sees;
-products with stored weights are like that from one row on. So with a spare row a whole pass is.
+products with stored weights are like that from one row on. So with a spare row a whole pass is, as
+long as a head has no more than 128 channels: more are summed in parts, whose size is that of the
+keys.
 
 Query heads that share a key head could be rows of one product instead. That is 10 % faster with one
 thread, but threads share out products: with 3 key heads, two threads took 35 % longer.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 from la_export.graph.weights import SmoothedReader
 from la_export.quantize.calibration import calibrate, find_seams
@@ -152,3 +155,64 @@ def test_smoothing_survives_its_file_and_a_broken_one_is_refused(tmp_path):
     path.write_bytes(b"nothing")
     with pytest.raises(BundleError, match=r"smoothing .* cannot be read .*rebuild the bundle"):
         read_smoothing(path)
+
+
+def spoil_parts(**changes):
+    def change(tensors, metadata):
+        metadata["rotation"] = json.dumps(json.loads(metadata["rotation"]) | changes)
+
+    return change
+
+
+def spoil_tensor(name, make):
+    def change(tensors, metadata):
+        tensors[name] = make(tensors[name])
+
+    return change
+
+
+def other_metadata(tensors, metadata):
+    metadata["rotation"] = "["
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        other_metadata,
+        spoil_parts(block=3),
+        spoil_parts(block=0),
+        spoil_parts(block=1.5),
+        spoil_parts(last="no.norm"),
+        spoil_parts(readers={"a.weight": ["b.weight"]}),
+        spoil_parts(tables="letters"),
+        spoil_parts(more=1),
+        spoil_tensor("basis.signs", np.zeros_like),
+        spoil_tensor("basis.signs", lambda signs: signs[:-1]),
+        spoil_tensor("basis.odd", lambda odd: odd * np.nan),
+        spoil_tensor("basis.odd", lambda odd: odd[0]),
+        spoil_tensor("gains:model.norm.weight", lambda gain: gain[:-1]),
+        lambda tensors, metadata: tensors.pop("basis.odd"),
+    ],
+)
+def test_a_file_whose_parts_do_not_belong_together_is_refused(tmp_path, change):
+    path = tmp_path / "smoothing.safetensors"
+    write_smoothing(path, calibrate(make_tiny_model(make_tiny_config(), seed=4)))
+    tensors = load_file(path)
+    with safe_open(path, framework="numpy") as file:
+        metadata = dict(file.metadata())
+    change(tensors, metadata)
+    save_file(tensors, path, metadata=metadata)
+
+    with pytest.raises(BundleError, match=r"smoothing .* cannot be read .*rebuild the bundle"):
+        read_smoothing(path)
+
+
+@pytest.mark.parametrize(
+    "overrides", [{"hidden_size": 96}, {"num_hidden_layers": 1}, {"intermediate_size": 90}]
+)
+def test_the_smoothing_of_another_model_is_refused(overrides):
+    smoothing = calibrate(make_tiny_model(make_tiny_config(), seed=4))
+    other = make_tiny_model(make_tiny_config(**overrides))
+
+    with pytest.raises(BundleError, match="the smoothing is of another model"):
+        TorchReference(other, smoothing=smoothing)

@@ -27,6 +27,13 @@ def test_one_token_in_5000_or_in_500_may_be_excused_and_one_always(precision, nu
     assert tolerance_of(precision).excuse_allowance(num_tokens) == allowed
 
 
+@pytest.mark.parametrize(
+    ("precision", "allowed"), [("fp32", 1), ("fp16", 2), ("int8", 250), ("int4", 2)]
+)
+def test_of_two_implementations_only_int8_is_allowed_more(precision, allowed):
+    assert tolerance_of(precision).reference_allowance(1_000) == allowed
+
+
 def test_fewer_bits_are_allowed_more_and_fp32_what_it_always_was():
     fp32, fp16, bf16 = (tolerance_of(precision) for precision in ("fp32", "fp16", "bf16"))
 
