@@ -102,7 +102,7 @@ class Task:
 def make_tasks(ks: Sequence[int], *, many: int, few: int, strict_below: float) -> tuple[Task, ...]:
     """Lookahead decodings to compare: `many` prompts for `MAIN_K`, `few` for other lengths.
 
-    Strict decoding is compared for `MAIN_K` alone.
+    Strict decoding is compared for `MAIN_K` alone, and only where some choice would be made again.
 
     Args:
         ks: lookahead lengths.
@@ -118,7 +118,7 @@ def make_tasks(ks: Sequence[int], *, many: int, few: int, strict_below: float) -
     strictly = [
         Task(k=k, sampling=sampling, num_prompts=many, strict_below=strict_below)
         for k in ks
-        if k == MAIN_K
+        if k == MAIN_K and strict_below > 0
         for sampling in Sampling
     ]
     return (*plainly, *strictly)
