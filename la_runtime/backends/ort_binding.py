@@ -106,7 +106,7 @@ class _KeptValues:
             return kept[1]
         assert array.flags.c_contiguous, "of any other the value would be a copy"
         value = ort.OrtValue.ortvalue_from_numpy(array)
-        if array.nbytes <= _MOST_KEPT_BYTES:
+        if 0 < array.nbytes <= _MOST_KEPT_BYTES:  # an empty one is made anew by every pass
             if len(self._values) == _MOST_KEPT_ARRAYS:
                 self._values.pop(next(iter(self._values)))  # the one made longest ago
             self._values[id(array)] = (array, value)  # an id is an array's as long as that lives

@@ -20,9 +20,9 @@ from la_export.quantize.rotation import (
 )
 from la_runtime.contract import Name
 
-__all__ = ["BlockedInputs", "find_inputs", "turn_inputs"]
+__all__ = ["TurnedInputs", "find_inputs", "turn_inputs"]
 
-BlockedInputs = dict[str, list[ir.Value]]
+TurnedInputs = dict[str, list[ir.Value]]
 """Activations by the matrix that turns them."""
 
 
@@ -32,7 +32,7 @@ def find_inputs(
     *,
     layers: Sequence[ir.Node],
     head: Collection[ir.Node],
-) -> BlockedInputs:
+) -> TurnedInputs:
     """What has to be turned, found while products are still `MatMul`s.
 
     Args:
@@ -50,7 +50,7 @@ def find_inputs(
     }
 
 
-def turn_inputs(step_graph: StepGraph, inputs: BlockedInputs, rotation: Rotation) -> None:
+def turn_inputs(step_graph: StepGraph, inputs: TurnedInputs, rotation: Rotation) -> None:
     """Multiply each by its matrix, which becomes a weight of the graph.
 
     Args:

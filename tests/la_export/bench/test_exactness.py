@@ -64,6 +64,12 @@ def test_all_prompts_are_for_k_4_which_alone_is_strict():
     assert tasks[-1].plain.name == "plain-sampled"
 
 
+def test_nothing_is_strict_where_no_choice_would_be_made_again():
+    tasks = make_tasks((4,), many=200, few=40, strict_below=0.0)
+
+    assert [task.name for task in tasks] == ["k4-greedy", "k4-sampled"]
+
+
 def test_first_turns_come_first_group_by_group_and_long_ones_are_left_out(engine):
     prompts = [
         BenchPrompt(question_id=1, category="qa", turns=("Why?",)),
