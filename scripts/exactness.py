@@ -127,10 +127,6 @@ def main(
 ) -> None:
     """Decode what is missing, and write the table if nothing is."""
     with Engine.open(bundle, threads=threads) as engine:
-        tasks = make_tasks(ks, many=many, few=few, strict_below=engine.epsilon)
-        known = [task.name for task in tasks]
-        if unknown := set(only) - set(known):
-            raise click.UsageError(f"no task {', '.join(unknown)}; there are {', '.join(known)}")
         prompts = encode_prompts(engine, load_prompts(), longest=longest)
         if len(prompts) < many:
             raise UsageError(
@@ -144,6 +140,12 @@ def main(
         store = Store(state, key={"sha256": digests, **settings})
         if store.epsilon is None:
             store.set_epsilon(measure(engine, prompts, ks))
+        # Where every width gives the same bits, strict decoding has nothing to choose again.
+        strict_below = engine.epsilon if store.epsilon else 0.0
+        tasks = make_tasks(ks, many=many, few=few, strict_below=strict_below)
+        known = [task.name for task in tasks]
+        if unknown := set(only) - set(known):
+            raise click.UsageError(f"no task {', '.join(unknown)}; there are {', '.join(known)}")
         for task in tasks:
             if not only or task.name in only:
                 fill(engine, store, task.plain, prompts, new_tokens)
@@ -157,7 +159,7 @@ def main(
         facts = {
             "sha256": digests,
             **settings,
-            "strict_below": engine.epsilon,
+            "strict_below": strict_below,
             "sampled": "temperature 0.8, top_p 0.95, repetition penalty 1.1, presence penalty 0.2, "
             "frequency penalty 0.1, seed = place of the prompt",
             "later_turns_among_prompts": later_turns,
