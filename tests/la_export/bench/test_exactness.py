@@ -207,12 +207,10 @@ def test_the_script_shares_its_work_and_publishes_when_all_is_done(documented_bu
         (4, "sampled", "no"),
         (2, "greedy", "no"),
         (2, "sampled", "no"),
-        (4, "greedy", "yes"),
-        (4, "sampled", "yes"),
     ]
     assert all(row["equal"] == row["prompts"] for row in result["rows"])
     assert result["facts"]["not_equal"] == []
-    assert result["facts"]["epsilon"] > 0
+    assert result["facts"]["epsilon"] == 0, "so nothing is strict"
 
 
 def test_the_script_refuses_unknown_tasks_and_too_few_prompts(documented_bundle, tmp_path):

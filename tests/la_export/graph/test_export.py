@@ -15,6 +15,7 @@ from la_export.checkpoint import find_model, load_checkpoint
 from la_export.graph.passes.names import SCALES_SUFFIX
 from la_export.options import Precision
 from la_export.pipeline import BuildOptions, BuildReport, build
+from la_export.quantize.rotation import ROTATION_PRODUCTS
 from la_export.reference import TorchReference
 from la_runtime.bundle import GRAPH_PATH, open_bundle
 from la_runtime.contract import CacheForm, Contract, Name
@@ -193,7 +194,9 @@ def test_every_parameter_is_stored_exactly_once(form: Form, report: BuildReport)
     stored -= sum(
         value.const_value.size
         for name, value in model.graph.initializers.items()
-        if name.endswith(SCALES_SUFFIX) or name.startswith("scalar.float32")
+        if name.endswith(SCALES_SUFFIX)
+        or name.startswith("scalar.float32")
+        or name in ROTATION_PRODUCTS
     )
     assert stored == report.manifest.model.num_parameters + head_dim // 2
     assert (report.bundle / WEIGHTS_PATH).stat().st_size == sum(t.nbytes for t in external)

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from la_export.verify import testing
 from la_export.verify.testing import assert_lossless
 from la_runtime import layout
 from la_runtime.backends.base import Outputs
@@ -91,6 +92,8 @@ def test_a_near_tie_with_an_end_token_is_excused_with_what_follows_from_it(tiny,
         return scores
 
     monkeypatch.setattr(OrtBackend, "forward", forward_faulty)
+    # Of a backend whose passes do differ by their width; this one's do not.
+    monkeypatch.setattr(testing, "measure_epsilon", lambda *_, **__: 1e-4)
 
     assert_lossless(tiny / "bundle", prompts=[prompt], k=4, layouts=["root-only"], threads=1)
 

@@ -71,6 +71,6 @@ def test_a_difference_names_text_way_place_tokens_and_margin():
 
 
 def test_near_ties_are_refused_only_beyond_their_allowance():
-    assert refuse_near_ties(("a",), 32, FP32) == ()
-    assert refuse_near_ties(("a", "b"), 10_000, FP32) == ()
-    assert refuse_near_ties(("a", "b"), 32, FP32) == ("2 near-ties, allowed 1", "a", "b")
+    assert refuse_near_ties(("a",), 1) == ()
+    assert refuse_near_ties(("a", "b"), 2) == ()
+    assert refuse_near_ties(("a", "b"), 1) == ("2 near-ties, allowed 1", "a", "b")
