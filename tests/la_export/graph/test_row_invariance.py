@@ -17,9 +17,8 @@ from la_runtime.layout import make_rows
 from tests.tiny_models import build_tiny_bundle
 
 # Kernels work on 12 rows at a time, softmax on 16 or 64 keys.
-WIDTHS = (2, 3, 12, 13, 25, 100)
+WIDTHS = (2, 13, 25, 100)
 HEADS = {
-    "groups": {"num_attention_heads": 4, "num_key_value_heads": 2},
     "no groups": {"num_attention_heads": 4, "num_key_value_heads": 4},
     "one key head, 128 channels": {
         "num_attention_heads": 3,
