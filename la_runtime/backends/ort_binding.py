@@ -192,7 +192,7 @@ class PassBinding:
                 self.io_binding.bind_output(
                     name, "cpu", 0, written.dtype.type, shape, first + index * step
                 )
-        if rows != self._rows or not self.scores:
+        if rows != self._rows or len(self.scores) < len(names):
             for name in names:
                 self.scores[name], value = self._score_memory[name].shaped(rows)
                 self.io_binding.bind_ortvalue_output(name, value)

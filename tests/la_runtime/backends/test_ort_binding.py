@@ -129,3 +129,31 @@ def test_scores_of_another_shape_lie_in_the_same_memory_until_it_is_too_small(ba
 
     assert len(set(addresses[:4])) == 1
     assert len(set(addresses[4:])) == 1
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_pass_for_which_memory_ran_out_can_be_made_again(backend, monkeypatch, place):
+    """Of one output or another: none of them may be left bound to another shape."""
+    state = backend.allocate(1, CacheSizing.STEPPED)
+    writer = BlockWriter(backend.contract, context=CONTEXT, widths=())
+    narrow, wide = part_of((1,)), part_of((1, 2, 3))
+    backend.forward(state, writer.write([narrow], state, ALL))
+    memory = list(state.binding._score_memory.values())[place]
+    shaped, calls = type(memory).shaped, []
+
+    def run_out(self, rows):
+        if self is memory and not calls:
+            calls.append(rows)
+            raise MemoryError
+        return shaped(self, rows)
+
+    monkeypatch.setattr(type(memory), "shaped", run_out)
+    with pytest.raises(MemoryError):
+        backend.forward(state, writer.write([wide], state, ALL))
+
+    found = backend.forward(state, writer.write([wide], state, ALL)).logits().copy()
+
+    fresh = backend.allocate(1, CacheSizing.STEPPED)
+    writer = BlockWriter(backend.contract, context=CONTEXT, widths=())
+    alone = backend.forward(fresh, writer.write([wide], fresh, ALL)).logits()
+    np.testing.assert_array_equal(found, alone)
