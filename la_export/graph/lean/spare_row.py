@@ -6,8 +6,8 @@ products with stored weights are like that from one row on. So with a spare row 
 long as a head has no more than 128 channels: more are summed in parts, whose size is that of the
 keys.
 
-Query heads that share a key head could be rows of one product instead. That is 10 % faster with one
-thread, but threads share out products: with 3 key heads, two threads took 35 % longer.
+Query heads that share a key head could be rows of one product instead. That is faster with one
+thread, but threads share out products, and with few key heads some of them have nothing to do.
 """
 
 from __future__ import annotations
