@@ -26,8 +26,7 @@ from la_runtime.backends.base import (
 )
 from la_runtime.block import BlockWriter, Part
 from la_runtime.errors import UsageError
-from la_runtime.layout import NO_DRAFTS, GroupMask, Layout
-from la_runtime.sampling import Select
+from la_runtime.layout import GroupMask
 from la_runtime.selection import (
     ChosenRowScores,
     RowScores,
@@ -164,12 +163,7 @@ class BlockPolicy:
         is_fixed = self.cache_sizing is CacheSizing.EXACT
         if not is_fixed and self.most_rows is None:
             return
-        params, k = sequence.params, sequence.k
-        most_rows = (
-            2 * k + 1
-            if params.select is Select.THRESHOLD
-            else (params.layout or Layout.ROOT_ONLY).max_rows(k)
-        )
+        k, most_rows = sequence.k, sequence.most_rows
         if self.most_rows is not None and most_rows > self.most_rows:
             raise UsageError(
                 f"a step with k = {k} and this layout has up to {most_rows} rows, and a pass of "
@@ -302,18 +296,19 @@ class Batch:
             least = sequence.least_margin(self._block_len)
             choice = _select(sequence, part, scores[sequence], epsilon=least)
             selected.append(choice)
-            outcomes.append(choice if isinstance(choice, Exception) else sequence.emit(choice))
+            if isinstance(choice, Exception):
+                outcomes.append(choice)
+                continue
+            sequence.learn(part, scores[sequence], choice)
+            outcomes.append(sequence.emit(choice))
         self._commit(list(map(_committed_rows, parts, selected, outcomes)))
         if any(map(_is_undecided, selected, outcomes)):
             outcomes = self._choose_again(selected, outcomes)
-        leaving = []
-        for sequence, choice, outcome in zip(sequences, selected, outcomes, strict=True):
-            if _is_last(outcome):
-                leaving.append(sequence)
-            elif isinstance(choice, Selected):
-                sequence.draft(choice)
+        leaving = [s for s, outcome in zip(sequences, outcomes, strict=True) if _is_last(outcome)]
         if leaving:
             self.drop(leaving)
+        for sequence in self.sequences:
+            sequence.draft(batch=len(self.sequences))
         return PassReport(
             outcomes=tuple(zip(sequences, outcomes, strict=True)),
             rows=self._rows,
@@ -334,7 +329,6 @@ class Batch:
             before = outcomes[i]
             if part is None or isinstance(before, Exception):
                 continue
-            sequence.drafts = NO_DRAFTS
             choice = _select(sequence, part, scores[sequence], epsilon=0.0)
             if isinstance(choice, Exception):
                 # What was kept before stands; the next pass meets the error if there was any.
@@ -342,6 +336,7 @@ class Batch:
                 parts[i] = None
                 continue
             sequence.counts.rechecked += 1
+            sequence.learn(part, scores[sequence], choice)
             settled[i] = before.followed_by(sequence.emit(choice))
         self._commit([() if part is None else (0,) for part in parts])
         return settled

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from la_runtime.backends.base import CacheState, Outputs, StepInputs
 from la_runtime.contract import CacheForm, Contract
 from la_runtime.layout import StepRows
-from la_runtime.masks import advance_attention_mask, make_attention_mask
+from la_runtime.masks import advance_attention_mask, count_columns, make_attention_mask
 from la_runtime.storage import stored_masked_value
 
 __all__ = ["BlockWriter", "Part", "block_width", "make_step_inputs"]
@@ -100,11 +100,12 @@ class BlockWriter:
         contract, lengths = self._contract, state.lengths
         is_scatter = contract.cache_form is CacheForm.SCATTER
         block_len = block_width(max(r.num_rows for r in rows if r is not None), self._widths)
+        num_columns = max(count_columns(sequence_rows, block_len) for sequence_rows in rows)
         mask = make_attention_mask(
             rows,
             lengths,
             block_columns=lengths if is_scatter else np.full(len(rows), state.past_len),
-            num_keys=state.num_keys(block_len),
+            num_keys=state.num_keys(num_columns),
             block_len=block_len,
             masked=self._masked,
         )
@@ -124,7 +125,13 @@ class BlockWriter:
             )
             for sequence, sequence_rows in enumerate(rows)
         ]
-        return _Block(lanes, input_ids=input_ids, position_ids=position_ids, mask=mask)
+        return _Block(
+            lanes,
+            input_ids=input_ids,
+            position_ids=position_ids,
+            mask=mask,
+            columns=np.stack([_columns(sequence_rows, block_len) for sequence_rows in rows]),
+        )
 
     def _remember(self, rows: tuple[StepRows | None, ...], block: _Block) -> None:
         self._blocks.pop(rows, None)
@@ -145,8 +152,11 @@ class _Block:
         input_ids: NDArray[np.int64],
         position_ids: NDArray[np.int64],
         mask: NDArray[np.generic],
+        columns: NDArray[np.int64],
     ) -> None:
         self.mask = mask
+        self._columns = columns
+        self._num_columns = int(columns.max()) + 1
         self._lanes = lanes
         self._input_ids = input_ids
         self._position_ids = position_ids
@@ -156,8 +166,7 @@ class _Block:
 
     def leads_to(self, lengths: Sequence[int], state: CacheState) -> bool:
         """Whether a pass over caches of these lengths can have the arrays of those before."""
-        _, _, block_len, num_keys = self.mask.shape
-        return num_keys == state.num_keys(block_len) and all(
+        return self.mask.shape[3] == state.num_keys(self._num_columns) and all(
             length >= lane.length for length, lane in zip(lengths, self._lanes, strict=True)
         )
 
@@ -179,6 +188,7 @@ class _Block:
                 attention_mask=self.mask,
                 logits_rows=_scored_rows(parts, least_scored) if outputs else self._no_rows,
                 outputs=outputs,
+                columns=self._columns,
             )
         return self._inputs
 
@@ -252,6 +262,15 @@ class _Lane:
             masked=self._masked,
         )
         self.length = length
+
+
+def _columns(rows: StepRows | None, block_len: int) -> NDArray[np.int64]:
+    """[block] where the keys of a sequence's rows stand, its padding behind the others."""
+    if rows is None:
+        return np.arange(block_len)
+    behind = rows.num_columns
+    padding = np.arange(behind, behind + block_len - rows.num_rows)
+    return np.concatenate([rows.columns, padding])
 
 
 def _scored_rows(parts: Sequence[Part | None], least: int) -> NDArray[np.int64]:

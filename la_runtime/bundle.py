@@ -28,9 +28,10 @@ from pydantic import (
     ValidationInfo,
     field_validator,
     model_serializer,
+    model_validator,
 )
 
-from la_runtime.contract import CONTRACT_MAJOR, CacheForm, Contract, KvOrder
+from la_runtime.contract import CONTRACT_MAJOR, CacheForm, Contract, KvOrder, RowPlaces
 from la_runtime.digests import DigestCheck, FileEntry, Sha256, hash_file, recall_digest
 from la_runtime.errors import (
     BundleError,
@@ -120,8 +121,8 @@ class GraphVariant(Record):
     """A graph with the same weights that serves one backend better than the portable one.
 
     `omits` names outputs of the contract that it does not have; the backend makes up for them.
-    `kv_order` and `cache_form` are those of the portable graph where they are not given. A cache
-    form that is given has no fixed capacity.
+    `kv_order`, `cache_form` and `row_places` are those of the portable graph where they are not
+    given. A cache form that is given has no fixed capacity.
     """
 
     path: RelativePath
@@ -129,6 +130,17 @@ class GraphVariant(Record):
     omits: tuple[str, ...]
     kv_order: KvOrder | None = None
     cache_form: CacheForm | None = None
+    row_places: RowPlaces | None = None
+
+    @model_validator(mode="after")
+    def _check_places(self) -> GraphVariant:
+        is_growing = self.cache_form is CacheForm.SCATTER
+        if self.row_places is RowPlaces.CHOSEN and not is_growing:
+            raise ValueError(
+                f"row_places is {self.row_places} in cache form {self.cache_form}; only "
+                f"{CacheForm.SCATTER} has places to choose"
+            )
+        return self
 
     def contract_of(self, portable: Contract) -> Contract:
         """The contract of this graph.
@@ -140,6 +152,7 @@ class GraphVariant(Record):
             portable,
             kv_order=self.kv_order or portable.kv_order,
             cache_form=self.cache_form or portable.cache_form,
+            row_places=self.row_places or portable.row_places,
             capacity=portable.capacity if self.cache_form is None else None,
         )
 

@@ -23,6 +23,7 @@ from la_runtime.bundle import (
     read_manifest,
     replace_manifest,
 )
+from la_runtime.contract import RowPlaces
 from la_runtime.errors import BundleError, CertificateError, HostError
 from la_runtime.plans import PLANS_FOLDER
 
@@ -95,6 +96,8 @@ def hash_facts(manifest: Manifest) -> str:
     Files, plans, checks, certificates and what was measured are no part of it.
     """
     facts = manifest.model_dump(mode="json", exclude=set(_FREE_FIELDS))
+    if manifest.contract.row_places is RowPlaces.BEHIND:
+        del facts["contract"]["row_places"]  # which facts from before there was such a field lack
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

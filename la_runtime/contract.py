@@ -27,12 +27,13 @@ __all__ = [
     "Dtype",
     "KvOrder",
     "Name",
+    "RowPlaces",
     "TensorSpec",
     "masked_value",
 ]
 
 CONTRACT_MAJOR: Final = 1
-CONTRACT_VERSION: Final = "1.2"
+CONTRACT_VERSION: Final = "1.3"
 
 
 class Axis(StrEnum):
@@ -86,6 +87,18 @@ class KvOrder(StrEnum):
 
     HEAD_MAJOR = "head-major"
     SEQUENCE_MAJOR = "sequence-major"
+
+
+class RowPlaces(StrEnum):
+    """Where cache form `scatter` writes the rows of a block.
+
+    ``behind``: from `write_index` on, one behind the other.
+    ``chosen``: each where its entry of `write_index` says. Drafts of a tree can then stand where
+    their sums come out as a chain's, bit for bit.
+    """
+
+    BEHIND = "behind"
+    CHOSEN = "chosen"
 
 
 class Name(StrEnum):
@@ -142,12 +155,14 @@ class Contract:
         top_c: how many best tokens `top_ids` / `top_logits` list per row.
         compute_dtype: dtype of the mask and the lookahead vectors.
         kv_dtype: dtype of the cache.
+        row_places: where a block's rows are written; cache form `scatter` without a capacity may
+            have them chosen.
         capacity: cache places per sequence, those for the rows of a pass included, where the
             graph fixes them; cache form `scatter` only.
 
     Raises:
-        UsageError: a size is not positive, `top_c` exceeds the vocabulary, or `capacity` does not
-            go with the cache form.
+        UsageError: a size is not positive, `top_c` exceeds the vocabulary, or `capacity` or
+            `row_places` does not go with the cache form.
     """
 
     version: str = CONTRACT_VERSION
@@ -162,6 +177,7 @@ class Contract:
     top_c: int
     compute_dtype: Dtype = Dtype.FLOAT32
     kv_dtype: Dtype = Dtype.FLOAT32
+    row_places: RowPlaces = RowPlaces.BEHIND
     capacity: int | None = None
 
     def __post_init__(self) -> None:
@@ -185,6 +201,13 @@ class Contract:
             raise UsageError(
                 f"contract: capacity is {self.capacity} in cache form {self.cache_form}; "
                 f"only {CacheForm.SCATTER} can have one"
+            )
+        can_choose = self.cache_form is CacheForm.SCATTER and self.capacity is None
+        if self.row_places is RowPlaces.CHOSEN and not can_choose:
+            raise UsageError(
+                f"contract: row_places is {self.row_places} in cache form {self.cache_form} with "
+                f"capacity {self.capacity}; only {CacheForm.SCATTER} without one has places to "
+                "choose"
             )
         if self.capacity is not None and self.capacity < 1:
             raise UsageError(f"contract: capacity must be at least 1, got {self.capacity}")
@@ -311,6 +334,16 @@ class Contract:
     def _write_index(self) -> tuple[TensorSpec, ...]:
         if self.cache_form is CacheForm.CONCAT:
             return ()
+        if self.row_places is RowPlaces.CHOSEN:
+            return (
+                TensorSpec(
+                    name=Name.WRITE_INDEX,
+                    axes=(Axis.BATCH, Axis.BLOCK),
+                    dtype=Dtype.INT64,
+                    meaning="the cache place of each row; to discard rows, let the next block "
+                    "write over them",
+                ),
+            )
         return (
             TensorSpec(
                 name=Name.WRITE_INDEX,

@@ -12,16 +12,20 @@ from numpy.typing import NDArray
 from la_runtime.backends.base import Backend, CacheState
 from la_runtime.batch import Batch, BlockPolicy, PassReport
 from la_runtime.choosing import Choice, Chooser
+from la_runtime.drafter import Drafter, make_chain, make_sources
 from la_runtime.errors import UsageError
-from la_runtime.layout import GroupMask
-from la_runtime.sampling import SamplingParams
+from la_runtime.layout import GroupMask, Layout
+from la_runtime.planner import ASSUMED_COSTS, CostPlanner, FixedPlanner, StepCosts
+from la_runtime.sampling import SamplingParams, Select
 from la_runtime.sequence import StepResult, TokenSequence
+from la_runtime.source_names import SourceName
 from la_runtime.stats import GenerationStats
 from la_runtime.stopping import TokenListener
 
 __all__ = [
     "DEFAULT_EPSILON",
     "LARGEST_EPSILON",
+    "MOST_PLANNED_ROWS",
     "BlockPolicy",
     "Decoder",
     "Decoding",
@@ -34,6 +38,10 @@ __all__ = [
 LARGEST_EPSILON: Final = {"fp32": 1e-3, "fp16": 0.5, "bf16": 4.0, "int8": 4.0, "int4": 1.0}
 DEFAULT_EPSILON: Final = LARGEST_EPSILON["fp32"]
 
+# Rows of the widest step that is planned, and drafts of a step with a layout of its own.
+MOST_PLANNED_ROWS: Final = 32
+_DRAFTS_OF_A_LAYOUT: Final = 8
+
 
 class Decoder:
     """Starts decodings over one backend.
@@ -44,6 +52,8 @@ class Decoder:
         eos_token_ids: tokens that end a sequence.
         group_mask: the group mask that the lookahead vectors were made for.
         epsilon: margin of a near-tie, see `SamplingParams.strict`.
+        costs: how long passes take, for requests whose steps are planned.
+        most_rows: rows of the widest step to plan, at most 32 and what the backend can run.
     """
 
     def __init__(
@@ -54,8 +64,13 @@ class Decoder:
         eos_token_ids: Sequence[int],
         group_mask: GroupMask = GroupMask.STRICT,
         epsilon: float = DEFAULT_EPSILON,
+        costs: StepCosts = ASSUMED_COSTS,
+        most_rows: int = MOST_PLANNED_ROWS,
     ) -> None:
         self.backend = backend
+        self.costs = costs
+        limits = (most_rows, backend.limits.block, backend.limits.rows, MOST_PLANNED_ROWS)
+        self._most_rows = min(limit for limit in limits if limit is not None)
         self.context = context
         self.eos_token_ids = frozenset(eos_token_ids)
         self.group_mask = group_mask
@@ -141,12 +156,14 @@ class Decoder:
             request = first_request + index
             self.check_prompt(prompt, request=request)
             self._check_stop_ids(wish)
+            k = self._resolve_k(wish)
             sequences.append(
                 TokenSequence(
                     prompt,
                     wish,
                     request=request,
-                    k=self._resolve_k(wish),
+                    k=k,
+                    drafter=self._make_drafter(prompt, wish, k=k),
                     context=self.context,
                     eos_token_ids=self.eos_token_ids,
                     epsilon=self.epsilon,
@@ -157,6 +174,28 @@ class Decoder:
         if wishing:
             self._add_choosers(wishing, self.make_scratch() if scratch is None else scratch)
         return sequences
+
+    def _make_drafter(self, prompt: Sequence[int], params: SamplingParams, *, k: int) -> Drafter:
+        """What plans the passes of a request."""
+        layout, names, most_drafts = params.layout, params.sources, params.drafts
+        row_places = self.backend.contract.row_places
+        if names is None:
+            is_exact = params.select is Select.EXACT
+            planner = FixedPlanner(
+                k=k, layout=layout or Layout.ROOT_ONLY, most_drafts=k if is_exact else 0
+            )
+            return Drafter(make_chain() if is_exact and k else {}, planner, row_places=row_places)
+        num_slots = k if SourceName.LOOKAHEAD in names else 0
+        sources = make_sources(names, prompt=[int(token) for token in prompt], k=num_slots)
+        if most_drafts is None and layout is None:
+            planned = CostPlanner(self.costs, k=num_slots, most_rows=self._most_rows)
+            return Drafter(sources, planned, row_places=row_places)
+        planner = FixedPlanner(
+            k=num_slots,
+            layout=layout or Layout.ROOT_ONLY,
+            most_drafts=most_drafts or _DRAFTS_OF_A_LAYOUT,
+        )
+        return Drafter(sources, planner, row_places=row_places)
 
     def make_scratch(self) -> NDArray[np.float32]:
         """A buffer to choose tokens in, [vocab_size]."""

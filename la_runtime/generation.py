@@ -26,9 +26,16 @@ from la_runtime.bundle import Bundle, open_bundle
 from la_runtime.certificate import check_certificate, read_backend_version
 from la_runtime.chat import ChatTemplate
 from la_runtime.conversation import Conversation, KeptCache
-from la_runtime.decoder import DEFAULT_EPSILON, LARGEST_EPSILON, Decoder, Decoding
+from la_runtime.decoder import (
+    DEFAULT_EPSILON,
+    LARGEST_EPSILON,
+    MOST_PLANNED_ROWS,
+    Decoder,
+    Decoding,
+)
 from la_runtime.digests import DigestCheck
 from la_runtime.errors import UsageError
+from la_runtime.planner import ASSUMED_COSTS, StepCosts
 from la_runtime.prompts import Message, Prompt, as_lists, is_messages, is_single
 from la_runtime.replies import (
     AsyncGenerationStream,
@@ -40,10 +47,12 @@ from la_runtime.replies import (
 )
 from la_runtime.requests import RequestOptions
 from la_runtime.results import GenerationResult
-from la_runtime.sampling import SamplingParams
+from la_runtime.sampling import SamplingParams, Select
 from la_runtime.scheduler import DEFAULT_MAX_QUEUE, Job, Observer, Scheduler
 from la_runtime.sequence import StepResult, TokenSequence
+from la_runtime.source_names import SourceName
 from la_runtime.stats import GenerationStats, StepEvent
+from la_runtime.step_times import StepTimes
 from la_runtime.text import GeneratedText
 from la_runtime.tokenizer import Tokenizer
 
@@ -122,11 +131,14 @@ class Engine:
         policy: BlockPolicy | None = None,
         observer: Observer | None = None,
         epsilon: float = DEFAULT_EPSILON,
+        sources: tuple[SourceName, ...] | None = None,
+        costs: StepCosts = ASSUMED_COSTS,
     ) -> None:
         model = bundle.manifest.model
         self.bundle = bundle
         self.backend = backend
         self.k = k
+        self.sources = sources
         self.tokenizer = Tokenizer.load(bundle.root)
         self._decoder = Decoder(
             backend,
@@ -134,6 +146,8 @@ class Engine:
             eos_token_ids=model.eos_token_ids,
             group_mask=bundle.manifest.lookahead.group_mask,
             epsilon=epsilon,
+            costs=costs,
+            most_rows=_most_planned_rows(policy),
         )
         self._policy = policy or self._decoder.default_policy
         self._scratch = self._decoder.make_scratch()
@@ -168,8 +182,10 @@ class Engine:
         Args:
             path: the bundle's folder.
             backend: what runs the graph.
-            k: lookahead length of requests that name none; None takes the largest built. A
-                backend that runs plans opens the one for this k, and requests may ask for no more.
+            k: lookahead length of requests that name none. None takes the largest built as the
+                most that slots may be, and lets requests that name neither k, layout nor sources
+                have drafts of every source, as many as pay, see `SamplingParams`. A backend that
+                runs plans opens the one for this k, and requests may ask for no more.
             threads: threads for one pass; 0 lets the backend choose.
             max_batch: most sequences decoded together, 8 by default or as many as the backend
                 takes; further prompts wait.
@@ -235,6 +251,8 @@ class Engine:
             policy=policy,
             observer=observer,
             epsilon=_find_epsilon(bundle, backend),
+            sources=tuple(SourceName) if k is None else None,
+            costs=_find_costs(bundle, backend, threads, runner.widths),
         )
 
     def __enter__(self) -> Engine:
@@ -500,7 +518,10 @@ class Engine:
         elif options:
             raise UsageError(f"give params or keywords, not both; got {', '.join(options)}")
         if params.k is None:
-            return replace(params, k=self.k)
+            is_open = params.layout is None and params.sources is None
+            takes_sources = is_open and params.select is Select.EXACT
+            sources = self.sources if takes_sources else params.sources
+            return replace(params, k=self.k, sources=sources)
         _check_k(params.k, max(self.bundle.manifest.lookahead_lengths))
         return params
 
@@ -652,6 +673,29 @@ def _find_epsilon(bundle: Bundle, backend: str) -> float:
     measured = [c.epsilon for c in bundle.manifest.certificates if c.backend == backend]
     widest = max(LARGEST_EPSILON.values())  # of a precision that is not known here
     return max(measured, default=LARGEST_EPSILON.get(bundle.manifest.precision, widest))
+
+
+def _most_planned_rows(policy: BlockPolicy | None) -> int:
+    """Rows of the widest step to plan: no more than the widest block that is padded to."""
+    if policy is None or not policy.widths:
+        return MOST_PLANNED_ROWS
+    return min(MOST_PLANNED_ROWS, max(policy.widths))
+
+
+def _find_costs(bundle: Bundle, backend: str, threads: int, widths: tuple[int, ...]) -> StepCosts:
+    """How long passes take: as measured on this backend, best on this processor and as many
+    threads.
+    """
+    measured = [times for times in bundle.manifest.step_times if times.backend == backend]
+    if not measured:
+        return ASSUMED_COSTS
+    processor = read_processor(backend)
+    wanted = threads or os.cpu_count() or 1
+
+    def closeness(times: StepTimes) -> tuple[bool, int]:
+        return times.processor == processor, -abs(times.threads - wanted)
+
+    return StepCosts.measured(max(measured, key=closeness), widths=widths)
 
 
 def _check_certificate(bundle: Bundle, backend: str, threads: int) -> None:

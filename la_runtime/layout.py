@@ -8,6 +8,7 @@ token scores, caches or devices.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, lru_cache
@@ -70,6 +71,11 @@ class DraftTree:
         return self._shape.depth
 
     @property
+    def has_branches(self) -> bool:
+        """Whether two drafts stand behind the same node."""
+        return self._shape.has_siblings
+
+    @property
     def _shape(self) -> _TreeShape:
         return _find_shape(self.parents)
 
@@ -84,11 +90,14 @@ class DraftTree:
         """The drafts of at most this depth."""
         if len(self.parents) <= max_depth or self.depth <= max_depth:
             return self
-        kept = [i for i, depth in enumerate(self.depths) if depth <= max_depth]
-        renamed = {0: 0} | {old + 1: new for new, old in enumerate(kept, 1)}
+        return self.keep([i for i, depth in enumerate(self.depths, 1) if depth <= max_depth])
+
+    def keep(self, drafts: Sequence[int]) -> DraftTree:
+        """These drafts alone, from 1, ascending; the parent of each is among them, or the root."""
+        renamed = {0: 0} | {old: new for new, old in enumerate(drafts, 1)}
         return DraftTree(
-            token_ids=tuple(self.token_ids[i] for i in kept),
-            parents=tuple(renamed[self.parents[i]] for i in kept),
+            token_ids=tuple([self.token_ids[draft - 1] for draft in drafts]),
+            parents=tuple([renamed[self.parents[draft - 1]] for draft in drafts]),
         )
 
 
@@ -163,6 +172,7 @@ class StepRows:
         offsets: [rows] int64, position of each row relative to the first.
         slot_index: [rows] int64, i for slot i (from 1) of its group, 0 for a verified row.
         visible: [rows, rows] bool, whether the row (axis 0) sees the row (axis 1).
+        columns: [rows] int64, where each row's key stands, counted from the first row's.
     """
 
     num_known: int
@@ -171,6 +181,7 @@ class StepRows:
     offsets: NDArray[np.int64]
     slot_index: NDArray[np.int64]
     visible: NDArray[np.bool_]
+    columns: NDArray[np.int64]
 
     @cached_property
     def num_verified(self) -> int:
@@ -181,6 +192,11 @@ class StepRows:
     def num_rows(self) -> int:
         """All rows, slots included."""
         return len(self.offsets)
+
+    @cached_property
+    def num_columns(self) -> int:
+        """Columns from the first row's to the last one's, those where nobody stands included."""
+        return int(self.columns.max()) + 1
 
     def row(self, node: int) -> int:
         """Block row of a node: 0 is the root, i the i-th draft."""
@@ -202,6 +218,7 @@ def make_rows(
     groups: tuple[Group, ...],
     *,
     group_mask: GroupMask = GroupMask.STRICT,
+    draft_columns: tuple[int, ...] = (),
 ) -> StepRows:
     """Lay out the rows of one sequence.
 
@@ -214,14 +231,20 @@ def make_rows(
         parents: the draft tree's parents.
         groups: where slots stand, in row order.
         group_mask: what slots see of their own group.
+        draft_columns: per draft, where its key stands, counted from the root's; slots stand behind
+            all of them. Empty puts every row behind the one before it.
     """
     if num_known + len(parents) <= _CACHED_ROWS:
-        return _make_cached_rows(num_known, parents, groups, group_mask)
-    return _make_rows(num_known, parents, groups, group_mask)
+        return _make_cached_rows(num_known, parents, groups, group_mask, draft_columns)
+    return _make_rows(num_known, parents, groups, group_mask, draft_columns)
 
 
 def _make_rows(
-    num_known: int, parents: tuple[int, ...], groups: tuple[Group, ...], group_mask: GroupMask
+    num_known: int,
+    parents: tuple[int, ...],
+    groups: tuple[Group, ...],
+    group_mask: GroupMask,
+    draft_columns: tuple[int, ...],
 ) -> StepRows:
     assert num_known >= 1, "a step has a root"
     num_verified = num_known + len(parents)
@@ -247,7 +270,13 @@ def _make_rows(
             seen_from = row if group_mask is GroupMask.STRICT else first
             visible[row, seen_from : row + 1] = True
         first += group.num_slots
-    for array in (offsets, slot_index, visible):
+    columns = np.arange(num_rows)
+    if draft_columns:
+        root = num_known - 1
+        columns[num_known:num_verified] = np.asarray(draft_columns) + root
+        behind = root + max(draft_columns) + 1
+        columns[num_verified:] = np.arange(behind, behind + num_rows - num_verified)
+    for array in (offsets, slot_index, visible, columns):
         array.setflags(write=False)
     return StepRows(
         num_known=num_known,
@@ -256,6 +285,7 @@ def _make_rows(
         offsets=offsets,
         slot_index=slot_index,
         visible=visible,
+        columns=columns,
     )
 
 

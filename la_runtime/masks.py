@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from la_runtime.layout import StepRows
 
-__all__ = ["advance_attention_mask", "make_attention_mask"]
+__all__ = ["advance_attention_mask", "count_columns", "make_attention_mask"]
 
 
 def make_attention_mask(
@@ -21,7 +21,7 @@ def make_attention_mask(
     block_len: int,
     masked: np.generic,
 ) -> NDArray[np.generic]:
-    """The mask of a block whose row i of a sequence is the key in column `block_columns` + i.
+    """The mask of a block; its rows' keys stand where `StepRows.columns` says.
 
     In cache form `concat` the block's columns come behind all cache places, in `scatter` behind
     those the sequence has committed. Each row sees its sequence's committed places and the block
@@ -31,7 +31,8 @@ def make_attention_mask(
     Args:
         rows: per sequence its rows, None for a sequence that rides as padding.
         lengths: [batch] committed cache places per sequence.
-        block_columns: [batch] column of each sequence's first row, at least `lengths`.
+        block_columns: [batch] column of each sequence's first row, at least `lengths`. Columns of
+            padding rows come behind those of its other rows.
         num_keys: columns; each sequence's block fits in.
         block_len: rows of the block, at least those of any sequence.
         masked: the additive value for "not seen", see `storage.stored_masked_value`.
@@ -66,7 +67,8 @@ def advance_attention_mask(
     """
     before, now = columns
     if before != now:
-        seen[:, now : now + len(seen)] = seen[:, before : before + len(seen)]
+        width = count_columns(rows, len(seen))
+        seen[:, now : now + width] = seen[:, before : before + width]
         seen[:, before:now] = masked
     _show_committed(seen, rows, *committed)
 
@@ -79,11 +81,24 @@ def _show_committed(seen: NDArray[np.generic], rows: StepRows | None, start: int
 
 def _show_block(seen: NDArray[np.generic], rows: StepRows | None, first: int) -> None:
     """Let the rows of a block see each other, where their columns start at `first`."""
-    num_rows = 0
+    num_rows = num_columns = 0
     if rows is not None:
-        num_rows = rows.num_rows
-        own = seen[:num_rows, first : first + num_rows]  # [rows, rows]
-        own[rows.visible] = 0
+        num_rows, num_columns = rows.num_rows, rows.num_columns
+        if num_columns == num_rows:
+            seen[:num_rows, first : first + num_rows][rows.visible] = 0
+        else:
+            row, seen_row = np.nonzero(rows.visible)
+            seen[row, first + rows.columns[seen_row]] = 0
     if num_rows < len(seen):
-        padding = np.arange(num_rows, len(seen))
-        seen[padding, first + padding] = 0
+        padding = np.arange(len(seen) - num_rows)
+        seen[num_rows + padding, first + num_columns + padding] = 0
+
+
+def count_columns(rows: StepRows | None, block_len: int) -> int:
+    """Columns of a sequence's block, those of its padding rows included.
+
+    Args:
+        rows: its rows.
+        block_len: rows of the block.
+    """
+    return block_len if rows is None else block_len - rows.num_rows + rows.num_columns

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypedDict
 
 from la_runtime.layout import Layout
 from la_runtime.sampling import LogitsProcessor, Select
+from la_runtime.source_names import SourceName
 
 __all__ = ["RequestOptions"]
 
@@ -34,5 +35,7 @@ class RequestOptions(TypedDict, total=False):
     select: Select | str
     tau: float | None
     layout: Layout | str | None
+    sources: Sequence[SourceName | str] | None
+    drafts: int | None
     ignore_eos: bool
     strict: bool

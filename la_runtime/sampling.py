@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 
 from la_runtime.errors import UsageError
 from la_runtime.layout import Layout
+from la_runtime.source_names import SourceName
 
 __all__ = ["DEFAULT_MAX_NEW_TOKENS", "LogitsProcessor", "SamplingParams", "Select"]
 
 DEFAULT_MAX_NEW_TOKENS: Final = 256
 _MOST_LOGPROBS: Final = 1000
+_MOST_DRAFTS: Final = 256
 # Scores are float32; what is done to them must stay finite.
 _LEAST_TEMPERATURE: Final = 1e-30
 _MOST_TEMPERATURE: Final = 1e30
@@ -84,7 +86,13 @@ class SamplingParams:
         k: lookahead length; None takes the engine's. 0 is plain decoding.
         select: selection rule.
         tau: probability in [0, 1] from which `threshold` emits a proposal; for it alone.
-        layout: where `exact` puts lookaheads; None takes `Layout.ROOT_ONLY`.
+        layout: where `exact` puts lookaheads; None takes `Layout.ROOT_ONLY`, or with `sources`
+            leaves it to the planner.
+        sources: where `exact` takes drafts from, by name, see `SourceName`; None takes the slots
+            alone, one draft behind the other, k of them. Drafts of several sources, or of several
+            tokens for one position, form a tree.
+        drafts: most drafts that a pass verifies; for `sources` alone. None lets the planner
+            choose, pass by pass, or is 8 with a layout.
         strict: choices whose margin is below the bundle's epsilon are made again by a pass of one
             row, as plain decoding makes them. For `exact`. Keys and values written by wide passes
             can still differ in their last bit from those of plain decoding.
@@ -117,6 +125,8 @@ class SamplingParams:
     select: Select = Select.EXACT
     tau: float | None = None
     layout: Layout | None = None
+    sources: tuple[SourceName, ...] | None = None
+    drafts: int | None = None
     strict: bool = False
 
     def __post_init__(self) -> None:
@@ -158,6 +168,13 @@ class SamplingParams:
             raise UsageError("a stop string is empty; leave it out or give at least one character")
         if self.k is not None and self.k < 0:
             raise UsageError(f"k must be 0 or more, got {self.k}; 0 is plain decoding")
+        if self.drafts is not None:
+            _check_range("drafts", self.drafts, at_least=1, at_most=_MOST_DRAFTS)
+            if self.sources is None:
+                raise UsageError(
+                    f"drafts is for requests that name sources, got drafts {self.drafts} without; "
+                    "name sources, or leave drafts out: k slots alone give k drafts"
+                )
         if self.select is Select.THRESHOLD:
             self._check_threshold()
         elif self.tau is not None:
@@ -199,7 +216,12 @@ class SamplingParams:
             fields[name] = _as_int(name, fields[name])
         for name in _FLOAT_FIELDS:
             fields[name] = _as_float(name, fields[name])
-        for name, convert in (("k", _as_int), ("logprobs", _as_int), ("tau", _as_float)):
+        for name, convert in (
+            ("k", _as_int),
+            ("drafts", _as_int),
+            ("logprobs", _as_int),
+            ("tau", _as_float),
+        ):
             if fields[name] is not None:
                 fields[name] = convert(name, fields[name])
         for name in _BOOL_FIELDS:
@@ -217,6 +239,8 @@ class SamplingParams:
         for processor in fields["logits_processors"]:
             if not callable(processor):
                 raise _wrong_type("one of logits_processors", processor, "a function")
+        if fields["sources"] is not None:
+            fields["sources"] = _as_sources(fields["sources"])
         fields["logit_bias"] = _as_biases(fields["logit_bias"])
         for name, value in fields.items():
             object.__setattr__(self, name, value)
@@ -226,6 +250,11 @@ class SamplingParams:
             raise UsageError(
                 f"layout '{self.layout}' is for select 'exact' only: 'threshold' puts one group "
                 "behind the last token; leave the layout out"
+            )
+        if self.sources is not None:
+            raise UsageError(
+                "sources is for select 'exact' only: 'threshold' emits what the slots propose; "
+                "leave sources out"
             )
         if not self.is_plain_greedy:
             raise UsageError(
@@ -274,6 +303,25 @@ def _as_texts(stop: object) -> str | tuple[str, ...]:
         if not isinstance(text, str):
             raise _wrong_type("each text of stop", text, "a str")
     return texts
+
+
+def _as_sources(sources: object) -> tuple[SourceName, ...]:
+    """Each once, in the order of their declaration."""
+    known = ", ".join(f"'{name}'" for name in SourceName)
+    if isinstance(sources, str):
+        raise _wrong_type("sources", sources, f"a sequence of names among {known}")
+    named = set()
+    for name in _as_tuple("sources", sources, f"names among {known}"):
+        try:
+            named.add(SourceName(name))
+        except ValueError as error:
+            raise UsageError(f"sources must be among {known}, got {name!r:.60}") from error
+    if not named:
+        raise UsageError(
+            f"sources names none; leave it out, name some of {known}, or give k = 0 for plain "
+            "decoding"
+        )
+    return tuple([name for name in SourceName if name in named])
 
 
 def _as_biases(logit_bias: object) -> dict[int, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, NoReturn
 
@@ -14,9 +14,8 @@ from la_runtime.acceptance import accept_exact, accept_threshold
 from la_runtime.backends.base import Scores
 from la_runtime.block import Part
 from la_runtime.choosing import Choice, Chooser
-from la_runtime.drafting import proposing_rows
 from la_runtime.errors import LookaheadError, NonFiniteScoreError
-from la_runtime.layout import NO_DRAFTS, DraftTree
+from la_runtime.layout import DraftTree
 
 __all__ = [
     "BestScores",
@@ -41,11 +40,15 @@ class BestScores(NamedTuple):
         ids: best token per row.
         logits: per row its logit and the second-best; its own alone where there is one token.
         logsumexp: per row; empty unless probabilities are wanted.
+        top_ids: [rows, top_c] best tokens per row, best first.
+        top_logits: [rows, top_c] theirs.
     """
 
     ids: list[int]
     logits: list[list[float]]
     logsumexp: list[float]
+    top_ids: NDArray[np.int64]
+    top_logits: NDArray[np.float32]
 
 
 def read_best(scores: Scores, *, with_logsumexp: bool) -> list[BestScores]:
@@ -59,7 +62,7 @@ def read_best(scores: Scores, *, with_logsumexp: bool) -> list[BestScores]:
     ids = top_ids[:, :, 0].tolist()
     logits = top_logits[:, :, :2].tolist()
     logsumexp = scores.logsumexp().tolist() if with_logsumexp else [[]] * len(ids)
-    return list(map(BestScores, ids, logits, logsumexp))
+    return list(map(BestScores, ids, logits, logsumexp, top_ids, top_logits))
 
 
 class RowScores:
@@ -103,6 +106,11 @@ class RowScores:
         if not math.isfinite(logit):
             self._refuse(row, logit)
         return self._best.ids[index]
+
+    def top(self, row: int) -> tuple[list[int], list[float]]:
+        """The best tokens after a row and their logits, best first, whatever the request wants."""
+        index = row - self._first_row
+        return self._best.top_ids[index].tolist(), self._best.top_logits[index].tolist()
 
     def probability(self, row: int) -> float:
         """Softmax probability of a row's best token.
@@ -173,17 +181,20 @@ class Selected:
         choices: the tokens, in order.
         is_proposal: per token, whether it had been proposed before the pass or by it.
         path: accepted drafts, to be cached.
+        accepted: the same and, where the last token had been drafted but ended the sequence, that
+            draft.
         is_decided: whether the bonus token is among the tokens; if not, a pass of its own makes
             that choice.
         num_proposed: how many proposals were put to the test.
-        next_drafts: what the slots propose for the next pass.
+        goes_on: whether more tokens can follow, as far as the pass tells.
     """
 
     choices: tuple[Choice, ...]
     is_proposal: tuple[bool, ...]
     path: tuple[int, ...]
+    accepted: tuple[int, ...]
     num_proposed: int
-    next_drafts: DraftTree
+    goes_on: bool = True
     is_decided: bool = True
 
     @property
@@ -200,7 +211,7 @@ def select_exact(
     ends: Callable[[int], bool] = _never,
     epsilon: float = 0.0,
 ) -> Selected:
-    """Keep what the model itself chooses, and let the slots propose what may follow.
+    """Keep what the model itself chooses.
 
     No row behind the end is asked: a grammar, say, may have nothing to answer there.
 
@@ -240,33 +251,20 @@ def select_exact(
         return choice.token_id
 
     path = accept_exact(drafts, choose)
-    is_proposal = [True] * len(path)
-    if len(choices) > len(path):  # the last one is not on the path
-        last_node = path[-1] if path else 0
-        is_proposal.append(not goes_on and drafts.child(last_node, token_ids[-1]) is not None)
-    proposing = proposing_rows(rows, path) if goes_on else range(0)
+    accepted = path
+    if len(choices) > len(path) and not goes_on:
+        last = drafts.child(path[-1] if path else 0, token_ids[-1])
+        accepted = path if last is None else (*path, last)
+    num_others = len(choices) - len(accepted)
     return Selected(
         choices=tuple(choices),
-        is_proposal=tuple(is_proposal),
+        is_proposal=(True,) * len(accepted) + (False,) * num_others,
         path=path,
+        accepted=accepted,
         num_proposed=drafts.depth if len(choices) > len(path) else len(path),
-        next_drafts=DraftTree.chain(_propose(proposing, scores, token_ids)),
+        goes_on=goes_on,
         is_decided=is_decided,
     )
-
-
-def _propose(rows: Iterable[int], scores: RowScores, token_ids: Sequence[int]) -> tuple[int, ...]:
-    """What the slots propose, up to the first that has nothing to say.
-
-    A slot may fail (a grammar has ended, say) where the model, coming there, would have stopped.
-    """
-    after = list(token_ids)
-    try:
-        for row in rows:
-            after.append(scores.propose(row, after))
-    except LookaheadError:
-        pass
-    return tuple(after[len(token_ids) :])
 
 
 def select_threshold(
@@ -292,6 +290,6 @@ def select_threshold(
         choices=tuple(choices),
         is_proposal=(False,) + (True,) * (len(choices) - 1),
         path=(),
+        accepted=(),
         num_proposed=len(slots),
-        next_drafts=NO_DRAFTS,
     )

@@ -10,10 +10,13 @@ from typing import Final
 from la_runtime.backends.base import CacheState
 from la_runtime.block import Part
 from la_runtime.choosing import Choice, Chooser
-from la_runtime.layout import NO_DRAFTS, Group, GroupMask, Layout, make_rows
+from la_runtime.drafter import Drafter
+from la_runtime.drafting.news import PassNews
+from la_runtime.layout import DraftTree, Group, GroupMask, make_rows
+from la_runtime.planner import NO_PLAN, PlainReason
 from la_runtime.sampling import SamplingParams, Select
-from la_runtime.selection import Selected
-from la_runtime.stats import GenerationStats, StepCounts
+from la_runtime.selection import RowScores, Selected
+from la_runtime.stats import GenerationStats, SourceCounts, StepCounts
 from la_runtime.stopping import Ending, FinishReason, TokenListener
 
 __all__ = ["StepResult", "TokenSequence"]
@@ -56,6 +59,7 @@ class TokenSequence:
         params: its parameters.
         request: what messages call it.
         k: its lookahead length.
+        drafter: plans its passes.
         context: number of positions the model has.
         eos_token_ids: tokens that end it, unless its parameters ignore them.
         epsilon: margin below which a `strict` request has a choice made again.
@@ -69,6 +73,7 @@ class TokenSequence:
         *,
         request: int,
         k: int,
+        drafter: Drafter,
         context: int,
         eos_token_ids: frozenset[int],
         epsilon: float,
@@ -78,7 +83,7 @@ class TokenSequence:
         self.params = params
         self.k = k
         self.is_threshold = params.select is Select.THRESHOLD
-        self._layout = params.layout or Layout.ROOT_ONLY
+        self._drafter = drafter
         self._epsilon = epsilon
         self.eos_token_ids = frozenset() if params.ignore_eos else eos_token_ids
         self.stop_token_ids = frozenset(params.stop_token_ids)
@@ -89,7 +94,7 @@ class TokenSequence:
         self.num_cached = 0
         self.num_reused = 0
         self.num_unverified = 0
-        self.drafts = NO_DRAFTS
+        self._plan = NO_PLAN
         self.counts = StepCounts(k=k)
         self.finish_reason: FinishReason | None = None
         self._over_at: float | None = None
@@ -116,6 +121,16 @@ class TokenSequence:
     def end(self) -> None:
         """Nothing more will be computed for it."""
         self._over_at = time.perf_counter()
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of its widest step."""
+        return 2 * self.k + 1 if self.is_threshold else self._drafter.most_rows
+
+    @property
+    def drafts(self) -> DraftTree:
+        """What its next pass verifies, or the pass under way."""
+        return self._plan.drafts
 
     @property
     def num_known(self) -> int:
@@ -155,10 +170,17 @@ class TokenSequence:
     def plan(self, group_mask: GroupMask) -> Part:
         """The rows of its next pass: known tokens, drafts, groups."""
         known = tuple(self.token_ids[self.num_cached :])
-        rows = make_rows(len(known), self.drafts.parents, self._groups(), group_mask=group_mask)
+        drafts = self.drafts
+        rows = make_rows(
+            len(known),
+            drafts.parents,
+            self._groups(),
+            group_mask=group_mask,
+            draft_columns=self._plan.columns,
+        )
         return Part(
             rows=rows,
-            token_ids=known + self.drafts.token_ids,
+            token_ids=known + drafts.token_ids,
             scored_from=len(known) - 1 - self.num_unverified,
         )
 
@@ -172,8 +194,9 @@ class TokenSequence:
         )
 
     def plan_root(self) -> Part:
-        """Its root alone."""
+        """Its root alone; what it was to verify is forgotten."""
         assert self.num_known == 1, "everything before the root is cached"
+        self._plan = NO_PLAN
         return Part(rows=make_rows(1, (), ()), token_ids=(self.token_ids[-1],), scored_from=0)
 
     def _groups(self) -> tuple[Group, ...]:
@@ -181,9 +204,9 @@ class TokenSequence:
 
         A strict sequence reads its prompt as plain decoding does, row for row.
         """
-        if self.params.strict and not self.has_begun:
-            return ()
-        return self._layout.groups(len(self.drafts.token_ids), self.k)
+        if not self.has_begun:
+            return () if self.params.strict else self._drafter.first_groups()
+        return self._plan.groups
 
     def begin_pass(self, part: Part, block_len: int) -> None:
         """Count a pass it takes part in."""
@@ -213,6 +236,7 @@ class TokenSequence:
                 counts.prefill_tokens = len(token_ids)
         num_accepted = sum(selected.is_proposal)
         counts.count(num_drafted=selected.num_proposed, num_accepted=num_accepted)
+        counts.count_sources(self._plan.sources, selected.accepted)
         return StepResult(
             token_ids=token_ids,
             accepted=num_accepted,
@@ -220,11 +244,35 @@ class TokenSequence:
             finish_reason=self.finish_reason,
         )
 
-    def draft(self, selected: Selected) -> None:
-        """Hand the proposals to the next pass, as deep as the sequence can still grow."""
+    def learn(self, part: Part, scores: RowScores, selected: Selected) -> None:
+        """Let the sources of drafts hear of the pass, before its tokens are emitted."""
+        if self.finish_reason is not None:
+            return
+        self._drafter.learn(
+            PassNews(
+                part=part,
+                drafts=self.drafts,
+                scores=scores,
+                path=selected.path,
+                token_ids=selected.token_ids,
+                goes_on=selected.goes_on,
+            )
+        )
+
+    def draft(self, *, batch: int) -> None:
+        """Plan the next pass, with drafts as deep as the sequence can still grow.
+
+        Args:
+            batch: sequences that will share it.
+        """
         if self.is_threshold:
             self.num_unverified = self.num_known - 1
-        self.drafts = selected.next_drafts.cut(max(self._ending.room - 1, 0))
+        self._plan = plan = self._drafter.plan(
+            root_column=self.num_cached, max_depth=max(self._ending.room - 1, 0), batch=batch
+        )
+        counts = self.counts
+        counts.without_drafts += plan.plain_because is PlainReason.NO_DRAFT
+        counts.not_worth_drafts += plan.plain_because is PlainReason.NOT_WORTH_A_ROW
 
     def stats(self) -> GenerationStats:
         """Counts and times so far."""
@@ -246,6 +294,14 @@ class TokenSequence:
             reread=counts.reread,
             agreed=counts.agreed,
             rechecked=counts.rechecked,
+            sources=tuple(
+                [
+                    SourceCounts(source=name, drafted=drafted, accepted=counts.accepted_by[name])
+                    for name, drafted in sorted(counts.drafted_by.items())
+                ]
+            ),
+            without_drafts=counts.without_drafts,
+            not_worth_drafts=counts.not_worth_drafts,
             rows=counts.rows,
             padding_rows=counts.padding_rows,
             queued_s=began - self._asked_at,

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from la_runtime.stopping import FinishReason
 
-__all__ = ["GenerationStats", "PassKind", "StepCounts", "StepEvent"]
+__all__ = ["GenerationStats", "PassKind", "SourceCounts", "StepCounts", "StepEvent"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceCounts:
+    """How the drafts of one source fared; a draft of two sources counts for both.
+
+    Args:
+        source: its name.
+        drafted: drafts of it that were verified.
+        accepted: how many of them became output.
+    """
+
+    source: str
+    drafted: int
+    accepted: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +45,9 @@ class GenerationStats:
         reread: emitted proposals that a later pass read as input (`threshold` only).
         agreed: how many of them were the model's own choice.
         rechecked: choices that a one-row pass made again (`strict` only).
+        sources: per source of drafts, what became of them.
+        without_drafts: planned passes that were plain because no source proposed anything.
+        not_worth_drafts: planned passes that were plain because no draft was worth its row.
         rows: block rows computed for the sequence.
         padding_rows: block rows computed beside them, because the block was wider: for a longer
             prompt or a larger k in the same batch, or for a fixed width.
@@ -50,6 +70,9 @@ class GenerationStats:
     decode_s: float
     cached_tokens: int = 0
     rechecked: int = 0
+    sources: tuple[SourceCounts, ...] = ()
+    without_drafts: int = 0
+    not_worth_drafts: int = 0
     rows: int = 0
     padding_rows: int = 0
     queued_s: float = 0.0
@@ -122,7 +145,11 @@ class StepEvent:
 
 @dataclass(slots=True)
 class StepCounts:
-    """Running counts of one sequence; `drafted` and `accepted` are per position."""
+    """Running counts of one sequence.
+
+    `drafted` and `accepted` are per position: of the first k, and further ones where drafts were
+    longer. `drafted_by` and `accepted_by` are per source.
+    """
 
     k: int
     passes: int = 0
@@ -133,8 +160,12 @@ class StepCounts:
     rechecked: int = 0
     rows: int = 0
     padding_rows: int = 0
+    without_drafts: int = 0
+    not_worth_drafts: int = 0
     drafted: list[int] = field(init=False)
     accepted: list[int] = field(init=False)
+    drafted_by: Counter[str] = field(default_factory=Counter)
+    accepted_by: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         self.drafted = [0] * self.k
@@ -145,8 +176,24 @@ class StepCounts:
         self.rows += num_rows
         self.padding_rows += block_len - num_rows
 
+    def count_sources(self, sources: Sequence[Collection[str]], accepted: Sequence[int]) -> None:
+        """Count verified drafts for those who proposed them.
+
+        Args:
+            sources: per draft, who did.
+            accepted: the accepted ones, from 1.
+        """
+        for names in sources:
+            self.drafted_by.update(names)
+        for draft in accepted:
+            self.accepted_by.update(sources[draft - 1])
+
     def count(self, *, num_drafted: int, num_accepted: int) -> None:
-        """Count a chain of proposals of which a prefix was accepted."""
+        """Count proposals as deep as this, of which a prefix was accepted."""
+        missing = num_drafted - len(self.drafted)
+        if missing > 0:
+            self.drafted += [0] * missing
+            self.accepted += [0] * missing
         for position in range(num_drafted):
             self.drafted[position] += 1
         for position in range(num_accepted):

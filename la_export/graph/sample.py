@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from la_export.reference import ReferencePass, TorchReference
-from la_runtime.contract import CacheForm, Contract, KvOrder, Name
+from la_runtime.contract import CacheForm, Contract, KvOrder, Name, RowPlaces
 from la_runtime.storage import from_stored, stored_masked_value, to_stored
 
 __all__ = ["Sample", "Truth", "from_kv_order", "make_sample", "to_kv_order"]
@@ -261,7 +261,8 @@ def _make_feeds(
         Name.LOGITS_ROWS: wanted,
     }
     if contract.cache_form is CacheForm.SCATTER:
-        feeds[Name.WRITE_INDEX] = lengths
+        is_chosen = contract.row_places is RowPlaces.CHOSEN
+        feeds[Name.WRITE_INDEX] = lengths[:, None] + np.arange(block) if is_chosen else lengths
     stored = to_stored(to_kv_order(cache, contract), contract.kv_dtype)
     feeds.update(zip(contract.past_names, stored, strict=True))
     return {str(name): array for name, array in feeds.items()}

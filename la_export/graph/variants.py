@@ -22,7 +22,7 @@ from la_export.graph.session import GraphSession
 from la_export.options import Precision
 from la_export.reference import TorchReference
 from la_runtime.bundle import GRAPH_PATH, CheckResult, GraphVariant
-from la_runtime.contract import Axis, CacheForm, Contract, Dtype, KvOrder, Name
+from la_runtime.contract import Axis, CacheForm, Contract, Dtype, KvOrder, Name, RowPlaces
 from la_runtime.errors import CheckError
 from la_runtime.storage import to_stored
 
@@ -68,7 +68,11 @@ def write_cpu_variant(path: Path, contract: Contract, precision: Precision) -> G
     model.graph.outputs[:] = kept
     if contract.compute_dtype is Dtype.FLOAT32:
         variant = variant.model_copy(
-            update={"kv_order": KvOrder.SEQUENCE_MAJOR, "cache_form": CacheForm.SCATTER}
+            update={
+                "kv_order": KvOrder.SEQUENCE_MAJOR,
+                "cache_form": CacheForm.SCATTER,
+                "row_places": RowPlaces.CHOSEN,
+            }
         )
         make_lean(model, contract, variant.contract_of(contract), precision=precision)
     else:

@@ -150,6 +150,7 @@ class OwnReference:
                 attention_mask=to_stored(mask[None, None], contract.compute_dtype),
                 logits_rows=np.arange(count)[None],
                 outputs=Outputs.LOGITS,
+                columns=np.arange(count)[None],
             ),
         )
         logits: NDArray[np.float32] = scores.logits()[0].copy()

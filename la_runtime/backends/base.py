@@ -71,6 +71,8 @@ class StepInputs:
             it; as many keys as `CacheState.num_keys` says.
         logits_rows: [batch, rows] int64, the block rows whose scores are wanted.
         outputs: which scores will be read.
+        columns: [batch, block] int64, where each row's key stands in the mask, counted from the
+            column of the sequence's first row.
     """
 
     input_ids: NDArray[np.int64]
@@ -78,6 +80,7 @@ class StepInputs:
     attention_mask: NDArray[np.generic]
     logits_rows: NDArray[np.int64]
     outputs: Outputs
+    columns: NDArray[np.int64]
 
 
 class Scores(Protocol):
@@ -115,11 +118,12 @@ class CacheState(Protocol):
         """
         ...
 
-    def num_keys(self, block_len: int) -> int:
+    def num_keys(self, num_columns: int) -> int:
         """Columns of the next forward's mask.
 
         Args:
-            block_len: rows of its block.
+            num_columns: from the first to the last of a sequence's block; as many as it has rows,
+                unless places of rows can be chosen, see `Contract.row_places`.
         """
         ...
 

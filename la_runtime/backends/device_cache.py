@@ -155,9 +155,9 @@ class DeviceCache:
         """See `CacheState.past_len`."""
         return self._planes.columns
 
-    def num_keys(self, block_len: int) -> int:
+    def num_keys(self, num_columns: int) -> int:
         """See `CacheState.num_keys`."""
-        return self.past_len + (0 if self._is_scatter else block_len)
+        return self.past_len + (0 if self._is_scatter else num_columns)
 
     @property
     def _is_scatter(self) -> bool:

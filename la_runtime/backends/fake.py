@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from la_runtime.backends.base import CacheSizing, CacheState, Outputs, PassLimits, StepInputs
-from la_runtime.contract import CacheForm, Contract
+from la_runtime.contract import CacheForm, Contract, RowPlaces
 from la_runtime.hashing import mix
 
 __all__ = ["FakeBackend"]
@@ -39,17 +39,18 @@ class _FakeCache:
         self.origins = list(range(batch))
         self.places = _unused_places(batch, capacity or 0)  # [layers, batch, places]
         self.block = np.zeros((_NUM_LAYERS, batch, 0), dtype=np.uint64)
+        self.columns = np.zeros((batch, 0), dtype=np.int64)  # of the block's rows
 
     @property
     def past_len(self) -> int:
         return int(self.places.shape[2])
 
-    def num_keys(self, block_len: int) -> int:
+    def num_keys(self, num_columns: int) -> int:
         if self.form is CacheForm.CONCAT:
-            return self.past_len + block_len
+            return self.past_len + num_columns
         if self.capacity is not None:
             return self.capacity
-        return self._stepped(int(self.lengths.max(initial=0)) + block_len)
+        return self._stepped(int(self.lengths.max(initial=0)) + num_columns)
 
     def _stepped(self, places: int) -> int:
         step = 1 if self.sizing is CacheSizing.EXACT else _CAPACITY_STEP
@@ -67,9 +68,9 @@ class _FakeCache:
         if self.form is CacheForm.CONCAT:
             return np.concatenate([self.places[layer], values], axis=1)
         for sequence, start in enumerate(self.lengths):
-            stop = int(start) + values.shape[1]
-            assert stop <= self.past_len, "a block is written where the cache has places"
-            self.places[layer, sequence, start:stop] = values[sequence]
+            places = int(start) + self.columns[sequence]
+            assert places.max() < self.past_len, "a block is written where the cache has places"
+            self.places[layer, sequence, places] = values[sequence]
         keys: NDArray[np.uint64] = self.places[layer]
         return keys
 
@@ -170,6 +171,7 @@ class FakeBackend:
         cache_form: how K/V of a block reach the cache.
         capacity: fixed places of a cache in form `scatter`; None for any number.
         max_block: rows that a pass may have; None for any number.
+        row_places: where the rows of a block are written.
     """
 
     def __init__(
@@ -183,9 +185,11 @@ class FakeBackend:
         cache_form: CacheForm = CacheForm.CONCAT,
         capacity: int | None = None,
         max_block: int | None = None,
+        row_places: RowPlaces = RowPlaces.BEHIND,
     ) -> None:
         self.contract = Contract(
             cache_form=cache_form,
+            row_places=row_places,
             capacity=capacity,
             num_layers=_NUM_LAYERS,
             num_kv_heads=1,
@@ -213,6 +217,7 @@ class FakeBackend:
         if state.form is CacheForm.SCATTER and seen.shape[2] != state.past_len:
             assert state.capacity is None, "the mask has a column for every place"
             state.resize(seen.shape[2])
+        state.columns = inputs.columns
         values = self._embed(inputs.input_ids) ^ mix(inputs.position_ids.astype(np.uint64))
         state.block = np.empty((_NUM_LAYERS, *values.shape), dtype=np.uint64)
         for layer in range(_NUM_LAYERS):

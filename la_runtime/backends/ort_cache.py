@@ -15,7 +15,7 @@ from la_runtime.backends.base import CacheSizing, CacheState, StepInputs
 from la_runtime.backends.host_places import HostPlaces
 from la_runtime.backends.ort_binding import PassBinding, ReusedBuffer
 from la_runtime.backends.places import grown_capacity, make_spoiled
-from la_runtime.contract import CacheForm, Contract, Name
+from la_runtime.contract import CacheForm, Contract, Name, RowPlaces
 from la_runtime.storage import from_stored, storage_dtype, to_stored
 
 __all__ = [
@@ -76,7 +76,7 @@ class HostCache:
         return longest
 
     @abstractmethod
-    def num_keys(self, block_len: int) -> int:
+    def num_keys(self, num_columns: int) -> int:
         """See `CacheState.num_keys`."""
 
     @abstractmethod
@@ -205,9 +205,9 @@ class ConcatCache(HostCache):
         """See `CacheState.past_len`."""
         return self._longest if self._is_exact else self.memory.capacity
 
-    def num_keys(self, block_len: int) -> int:
+    def num_keys(self, num_columns: int) -> int:
         """See `CacheState.num_keys`."""
-        return self.past_len + block_len
+        return self.past_len + num_columns
 
     def bind(self, inputs: StepInputs, names: tuple[Name, ...]) -> None:
         """See `HostCache.bind`."""
@@ -282,21 +282,30 @@ class ScatterCache(HostCache):
     ) -> None:
         super().__init__(contract, make_binding, batch=batch, sizing=sizing)
         self._present_names = contract.present_names
-        self._write_index = self.lengths.copy()  # what is bound stays while a commit advances
+        self._is_chosen = contract.row_places is RowPlaces.CHOSEN
+        # What is bound stays while a commit advances.
+        self._write_index = np.empty((batch, 0) if self._is_chosen else batch, dtype=np.int64)
+        self._columns = np.zeros((batch, 0), dtype=np.int64)  # of the last block's rows
 
-    def num_keys(self, block_len: int) -> int:
+    def num_keys(self, num_columns: int) -> int:
         """See `CacheState.num_keys`; the capacity, however wide the block."""
-        del block_len
+        del num_columns
         return self.past_len
 
     def bind(self, inputs: StepInputs, names: tuple[Name, ...]) -> None:
         """See `HostCache.bind`."""
-        batch, block_len = inputs.input_ids.shape
-        assert self._longest + block_len <= self.past_len, "the block fits behind every sequence"
+        self._columns = columns = inputs.columns
+        batch, block_len = columns.shape
         self.binding.bind_past(self.places)
-        if len(self._write_index) != batch:
-            self._write_index = np.empty(batch, dtype=np.int64)
-        self._write_index[:] = self.lengths
+        if self._is_chosen:
+            if self._write_index.shape != columns.shape:
+                self._write_index = np.empty_like(columns)
+            np.add(self.lengths[:, None], columns, out=self._write_index)
+        else:
+            assert self._longest + block_len <= self.past_len, "the block fits behind all sequences"
+            if len(self._write_index) != batch:
+                self._write_index = np.empty(batch, dtype=np.int64)
+            self._write_index[:] = self.lengths
         self.binding.bind_input(Name.WRITE_INDEX, self._write_index)
         self.binding.bind_outputs(
             self._present_names,
@@ -317,15 +326,15 @@ class ScatterCache(HostCache):
         """See `Backend.commit`. Moves the accepted rows that do not lie in their places."""
         lengths: list[int] = self.lengths.tolist()
         for sequence, accepted in enumerate(rows):
-            if accepted and accepted[-1] >= len(accepted):  # they ascend
-                self._close_ranks(sequence, accepted)
+            if accepted and self._columns[sequence, accepted[-1]] >= len(accepted):  # they ascend
+                self._close_ranks(sequence, self._columns[sequence, list(accepted)].tolist())
             self.lengths[sequence] = lengths[sequence] + len(accepted)
 
-    def _close_ranks(self, sequence: int, rows: Sequence[int]) -> None:
-        """Move the rows that are not in place to the left, behind those that are."""
+    def _close_ranks(self, sequence: int, columns: Sequence[int]) -> None:
+        """Move what stands in these columns of the block to the left, behind what is in place."""
         start = int(self.lengths[sequence])
-        in_place = next(index for index, row in enumerate(rows) if row != index)
-        moved = [start + row for row in rows[in_place:]]
+        in_place = next(index for index, column in enumerate(columns) if column != index)
+        moved = [start + column for column in columns[in_place:]]
         places = self.places[:, sequence]  # [2 * layers, lines, places, width]
         first = start + in_place
         places[:, :, first : first + len(moved)] = np.take(places, moved, axis=2)
@@ -337,9 +346,9 @@ class GrowingScatterCache(ScatterCache):
     They are added before a pass, inside reserved memory; a sequence alone has nothing to move.
     """
 
-    def num_keys(self, block_len: int) -> int:
+    def num_keys(self, num_columns: int) -> int:
         """See `CacheState.num_keys`."""
-        needed = self._longest + block_len
+        needed = self._longest + num_columns
         if self._is_exact:
             return needed
         return self.past_len if needed <= self.past_len else self._capacity_for(needed)

@@ -247,6 +247,7 @@ def probe_placement(backend: OrtCudaBackend, *, provider: str) -> None:
             attention_mask=zeros[Name.ATTENTION_MASK],
             logits_rows=zeros[Name.LOGITS_ROWS],
             outputs=Outputs.TOP | Outputs.LOGSUMEXP | Outputs.LOGITS,
+            columns=np.broadcast_to(np.arange(sizes[Axis.BLOCK]), zeros[Name.INPUT_IDS].shape),
         ),
     )
     state.close()

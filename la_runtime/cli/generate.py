@@ -14,6 +14,7 @@ from la_runtime.backends import BACKENDS
 from la_runtime.errors import UsageError
 from la_runtime.layout import Layout
 from la_runtime.sampling import DEFAULT_MAX_NEW_TOKENS, Select
+from la_runtime.source_names import SourceName
 
 if TYPE_CHECKING:
     from la_runtime.results import GenerationResult
@@ -32,7 +33,21 @@ __all__ = ["generate"]
 )
 @click.option("--chat", is_flag=True, help="Put the prompt into the model's chat template.")
 @click.option(
-    "--k", type=int, help="Lookahead length; 0 is plain decoding.  [default: largest built]"
+    "--k",
+    type=int,
+    help="Slots of each pass, a draft each; 0 is plain decoding.  [default: as many as pay]",
+)
+@click.option(
+    "--sources",
+    metavar="NAMES",
+    help=f"Where drafts come from, some of {','.join(SourceName)}.  "
+    "[default: all, or with --k or --layout the lookaheads alone]",
+)
+@click.option(
+    "--drafts",
+    type=int,
+    metavar="N",
+    help="Most drafts of --sources in a pass.  [default: as many as pay]",
 )
 @click.option(
     "--select",
@@ -87,6 +102,8 @@ def generate(
     prompt_file: Path | None,
     chat: bool,
     k: int | None,
+    sources: str | None,
+    drafts: int | None,
     select: str,
     tau: float | None,
     layout: str | None,
@@ -133,6 +150,8 @@ def generate(
         select=Select(select),
         tau=tau,
         layout=None if layout is None else Layout(layout),
+        sources=None if sources is None else _split(sources),  # type: ignore[arg-type]  # by name
+        drafts=drafts,
         ignore_eos=ignore_eos,
         strict=strict,
     )
@@ -147,6 +166,10 @@ def generate(
     click.echo(_to_json(_as_record(result)) if as_json else "")
     if stats:
         click.echo(_describe(result), err=True)
+
+
+def _split(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",") if name.strip()]
 
 
 def _read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
@@ -204,6 +227,15 @@ def _describe(result: GenerationResult) -> str:
     ):
         share = f" ({accepted / drafted:.0%})" if drafted else ""
         rows.append((f"  position {position}", f"{accepted} of {drafted} accepted{share}"))
+    for source in stats.sources:
+        share = f" ({source.accepted / source.drafted:.0%})" if source.drafted else ""
+        found = f"{source.accepted} of {source.drafted} accepted{share}"
+        rows.append((f"  by {source.source}", found))
+    if stats.without_drafts:
+        rows.append(("plain passes", f"{stats.without_drafts}, nothing was proposed"))
+    if stats.not_worth_drafts:
+        found = f"{stats.not_worth_drafts}, no draft was worth its row"
+        rows.append(("plain passes", found))
     if stats.rechecked:
         rows.append(("chosen again", f"{stats.rechecked} close choices, by passes of one row"))
     if stats.agreement is not None:

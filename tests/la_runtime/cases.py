@@ -21,14 +21,16 @@ from tokenizers import pre_tokenizers
 
 from la_runtime.backends.fake import FakeBackend
 from la_runtime.choosing import Choice, Chooser
-from la_runtime.contract import CacheForm
-from la_runtime.decoder import BlockPolicy, Decoder
+from la_runtime.contract import CacheForm, RowPlaces
+from la_runtime.decoder import BlockPolicy
 from la_runtime.layout import Layout
 from la_runtime.sampling import LogitsProcessor, SamplingParams
 from la_runtime.sequence import StepResult
+from la_runtime.source_names import SourceName
 from la_runtime.stopping import FinishReason
 from la_runtime.text import GeneratedText
 from la_runtime.tokenizer import Tokenizer
+from tests.la_runtime.guessing import GuessingDecoder
 from tests.la_runtime.toy import next_logits
 
 __all__ = [
@@ -113,12 +115,15 @@ class Request:
         params: its parameters.
         wrong_drafts: positions, counted from the prompt's start, at which slots propose wrongly.
         num_told: how many tokens behind the prompt slots know; the rest they make up.
+        guess_seed: if set, drafts also come from a source that guesses at random, and sometimes
+            well, and passes are shaped by a planner drawn from it.
     """
 
     prompt: tuple[int, ...]
     params: SamplingParams
     wrong_drafts: frozenset[int]
     num_told: int
+    guess_seed: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +143,12 @@ class Case:
         """Of every second case with a fixed capacity; of the others every second without one."""
         is_in_place = self.capacity is not None or self.index % 4 == 2
         return CacheForm.SCATTER if is_in_place else CacheForm.CONCAT
+
+    @property
+    def row_places(self) -> RowPlaces:
+        """Chosen in every case that can."""
+        is_growing = self.cache_form is CacheForm.SCATTER and self.capacity is None
+        return RowPlaces.CHOSEN if is_growing else RowPlaces.BEHIND
 
     @property
     def capacity(self) -> int | None:
@@ -366,6 +377,7 @@ def make_case(index: int, slow: SlowDecoder) -> tuple[Case, list[Truth]]:
                 params=params,
                 wrong_drafts=_draw_wrong(rng, len(truths[-1].future)),
                 num_told=int(rng.choice([0, 5, 100], p=[0.1, 0.1, 0.8])),
+                guess_seed=int(rng.integers(2**32)) if rng.random() < 0.4 else None,
             )
         )
     case = Case(
@@ -426,9 +438,21 @@ def draw_params(
         logprobs=pick(None, 0, 1, 5, 320, usual=0.5),
         logits_processors=processors,
         k=pick(None, *range(k_max + 1), usual=0.2),
-        layout=pick(None, *Layout, usual=0.2),
+        **_draw_drafting(rng, pick(None, *Layout, usual=0.2), k_max=k_max),
         strict=bool(rng.random() < 0.25),
     )
+
+
+def _draw_drafting(
+    rng: np.random.Generator, layout: Layout | None, *, k_max: int
+) -> dict[str, Any]:
+    """Where drafts come from and how many, no more than slots would give; where slots stand."""
+    if rng.random() < 0.4:
+        return {"layout": layout}
+    sources = rng.choice(list(SourceName), size=rng.integers(1, 4), replace=False).tolist()
+    is_planned = layout is None and rng.random() < 0.7
+    drafts = None if is_planned else int(rng.integers(1, k_max + 1))
+    return {"layout": layout, "sources": sources, "drafts": drafts}
 
 
 def draw_ends(
@@ -523,9 +547,17 @@ def check_case(
         cache_form=case.cache_form,
         capacity=case.capacity,
         max_block=case.policy.most_rows,
+        row_places=case.row_places,
     )
-    decoder = Decoder(
-        backend, context=case.context, eos_token_ids=case.eos_token_ids, epsilon=case.epsilon
+    decoder = GuessingDecoder(
+        backend,
+        context=case.context,
+        eos_token_ids=case.eos_token_ids,
+        epsilon=case.epsilon,
+        guesses=[
+            None if request.guess_seed is None else (request.guess_seed, truth.future)
+            for request, truth in zip(case.requests, truths, strict=True)
+        ],
     )
     texts = [GeneratedText(tokenizer, r.params.stop_strings) for r in case.requests]
     streamed = [""] * len(texts)
@@ -554,6 +586,11 @@ def check_case(
             stats = decoding.stats(index)
             assert stats.new_tokens == len(truth.choices)
             coverage.counts["choices made again"] += stats.rechecked
+            coverage.counts["plain passes of a planner"] += (
+                stats.without_drafts + stats.not_worth_drafts
+            )
+            for source in stats.sources:
+                coverage.counts[f"accepted drafts of {source.source}"] += source.accepted
             coverage.add(request, truth, results[index])
     coverage.counts["ragged batches"] += len({len(r.prompt) for r in case.requests}) > 1
 

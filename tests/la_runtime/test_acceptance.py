@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from la_runtime.acceptance import accept_exact, accept_threshold
-from la_runtime.drafting import proposing_rows
+from la_runtime.drafting.slots import proposing_rows
 from la_runtime.layout import NO_DRAFTS, DraftTree, Group, Layout, make_rows
 
 

@@ -167,8 +167,8 @@ class _Lengths:
     past_len: int
     is_scatter: bool
 
-    def num_keys(self, block_len: int) -> int:
-        return self.past_len + (0 if self.is_scatter else block_len)
+    def num_keys(self, num_columns: int) -> int:
+        return self.past_len + (0 if self.is_scatter else num_columns)
 
 
 @given(data=st.data(), is_scatter=st.booleans(), widths=st.sampled_from([(), (8,)]))

@@ -224,7 +224,7 @@ def the_last_stop_string_counts(monkeypatch):
         (a_rejected_row_is_cached, "token_ids of request"),
         (stop_strings_across_pieces_are_missed, "token_ids of request"),
         (the_beginning_of_a_stop_string_is_shown, "text of request"),
-        (the_last_stop_string_counts, "token_ids of request"),
+        (the_last_stop_string_counts, "(token_ids|text) of request"),
     ],
     ids=lambda value: value.__name__ if callable(value) else None,
 )

@@ -12,6 +12,7 @@ import pytest
 from la_runtime.errors import ExitCode, UsageError
 from la_runtime.layout import Layout
 from la_runtime.sampling import SamplingParams, Select
+from la_runtime.source_names import SourceName
 
 
 def test_names_of_rules_and_layouts_are_accepted_as_text():
@@ -208,6 +209,8 @@ def test_defaults_are_plain_greedy_decoding_without_a_filter():
         "select": Select.EXACT,
         "tau": None,
         "layout": None,
+        "sources": None,
+        "drafts": None,
         "strict": False,
     }
     assert params.is_plain_greedy
@@ -308,3 +311,31 @@ def test_the_extremes_themselves_are_accepted():
     for temperature in (1e-30, 1e30):
         assert SamplingParams(temperature=temperature).temperature == temperature
     SamplingParams(repetition_penalty=1e6, presence_penalty=-1e6, logit_bias={0: -1e9})
+
+
+def test_sources_come_by_name_once_and_in_order():
+    params = SamplingParams(sources=["recycled", SourceName.LOOKAHEAD, "recycled"], drafts=3)
+
+    assert params.sources == (SourceName.LOOKAHEAD, SourceName.RECYCLED)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sources": ["prompt"]}, "sources must be among 'lookahead', 'suffix', 'recycled', got"),
+        ({"sources": "suffix"}, "sources must be a sequence of names among"),
+        ({"sources": 3}, "sources must be a sequence of names among"),
+        ({"sources": []}, "sources names none; leave it out"),
+        ({"drafts": 4}, "drafts is for requests that name sources, got drafts 4 without"),
+        ({"sources": ["suffix"], "drafts": 0}, "drafts must be at least 1"),
+        ({"sources": ["suffix"], "drafts": 1000}, "drafts must be at least 1 and at most 256"),
+        ({"sources": ["suffix"], "drafts": 1.5}, "drafts must be an integer"),
+        (
+            {"sources": ["suffix"], "select": "threshold", "tau": 0.5},
+            "sources is for select 'exact' only",
+        ),
+    ],
+)
+def test_sources_that_cannot_be_are_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        SamplingParams(**options)

@@ -31,6 +31,7 @@ def next_logits(backend: FakeBackend, token_ids: Sequence[int]) -> np.ndarray:
             attention_mask=mask[None, None],
             logits_rows=np.asarray([[length - 1]]),
             outputs=Outputs.LOGITS,
+            columns=np.arange(length)[None],
         ),
     )
     return scores.logits()[0, 0]

@@ -1,23 +1,23 @@
 """Keeps K/V as the projections give them, a row of all heads per place, and writes them in place.
 
 `Attention` takes rows of all heads too, so no head is moved to the front and back. The cache is
-neither joined with the block nor copied: `TensorScatter` over shared memory writes the block's
-rows alone.
+neither joined with the block nor copied: `ScatterND` over shared memory writes the block's rows
+alone, each into the place that was chosen for it.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
 import onnx_ir as ir
 
-from la_export.graph.passes.constants import add_integers
+from la_export.graph.passes.constants import add_integers, add_scalar
 from la_export.graph.passes.contract_names import state_value
 from la_runtime.contract import Contract, Name, TensorSpec
 
 __all__ = ["store_sequence_major"]
 
-_PLACES_AXIS: Final = 1
 _HEADS_TO_FRONT: Final = [0, 2, 1, 3]
 
 
@@ -31,10 +31,11 @@ def store_sequence_major(graph: ir.Graph, portable: Contract, lean: Contract) ->
     """
     inputs = {str(value.name): value for value in graph.inputs}
     write_index = inputs.get(Name.WRITE_INDEX) or ir.Value(name=Name.WRITE_INDEX)
+    places = _make_places(graph, write_index)
     written: dict[str, ir.Value] = {}
     pasts: dict[str, ir.Value] = {}
     for layer in range(portable.num_layers):
-        _Layer(graph, portable, layer, write_index).rewrite(lean, pasts, written)
+        _Layer(graph, portable, layer, places).rewrite(lean, pasts, written)
     edge = {**inputs, Name.WRITE_INDEX: write_index, **pasts}
     _set_inputs(graph, [(edge[spec.name], spec) for spec in lean.inputs])
     scores = {str(value.name): value for value in graph.outputs}
@@ -44,12 +45,10 @@ def store_sequence_major(graph: ir.Graph, portable: Contract, lean: Contract) ->
 class _Layer:
     """One layer of the portable graph, found from its cache inputs."""
 
-    def __init__(
-        self, graph: ir.Graph, portable: Contract, layer: int, write_index: ir.Value
-    ) -> None:
+    def __init__(self, graph: ir.Graph, portable: Contract, layer: int, places: ir.Value) -> None:
         self._graph = graph
         self._contract = portable
-        self._write_index = write_index
+        self._places = places
         inputs = {str(value.name): value for value in graph.inputs}
         self._names = portable.past_names[2 * layer : 2 * layer + 2]
         self._joins = [_only_consumer(inputs[name]) for name in self._names]
@@ -67,9 +66,7 @@ class _Layer:
             block = join.inputs[1]
             assert block is not None, "the block joins the past"
             present = self._add(
-                "TensorScatter",
-                [past, self._rows_of_all_heads(block), self._write_index],
-                {"axis": _PLACES_AXIS},
+                "ScatterND", [past, self._places, self._rows_of_all_heads(block)], {}
             )
             written[present_name] = present
             places.append(present)
@@ -118,6 +115,29 @@ class _Layer:
         node = ir.node(operator, inputs, attributes)  # type: ignore[arg-type]
         self._graph.insert_before(self.attention, node)
         return node.outputs[0]
+
+
+def _make_places(graph: ir.Graph, write_index: ir.Value) -> ir.Value:
+    """[batch, block, 2] sequence and place of every row, as `ScatterND` wants them.
+
+    Args:
+        graph: to add to.
+        write_index: [batch, block] the places.
+    """
+
+    def add(operator: str, inputs: list[ir.Value | None], **attributes: int) -> ir.Value:
+        node = ir.node(operator, inputs, attributes)
+        graph.insert_before(first, node)
+        return node.outputs[0]
+
+    first = graph[0]
+    last_axis, front = add_integers(graph, [2]), add_integers(graph, [1, 2])
+    zero, one = add_scalar(graph, np.int64(0)), add_scalar(graph, np.int64(1))
+    places = add("Unsqueeze", [write_index, last_axis])
+    batch = add("Squeeze", [add("Shape", [write_index], start=0, end=1)])
+    sequences = add("Unsqueeze", [add("Range", [zero, batch, one]), front])
+    spread = add("Expand", [sequences, add("Shape", [places])])
+    return add("Concat", [spread, places], axis=2)
 
 
 def _num_heads(value: ir.Value) -> int:

@@ -17,7 +17,7 @@ from la_export.graph.variants import (
 from la_export.options import Precision
 from la_export.reference import TorchReference
 from la_runtime.bundle import open_bundle
-from la_runtime.contract import CacheForm, KvOrder
+from la_runtime.contract import CacheForm, KvOrder, RowPlaces
 from la_runtime.errors import CheckError
 from tests.tiny_models import FAMILIES, build_tiny_bundle
 
@@ -71,8 +71,8 @@ def other_epsilon(graph):
 
 
 def other_cache(graph):
-    scatters = [node for node in graph.node if node.op_type == "TensorScatter"]
-    scatters[-1].input[1] = scatters[-2].input[1]
+    scatters = [node for node in graph.node if node.op_type == "ScatterND"]
+    scatters[-1].input[2] = scatters[-2].input[2]
 
 
 def one_output_less(graph):
@@ -87,15 +87,17 @@ def test_the_lean_graph_moves_no_head_and_copies_no_cache(tmp_path, family, prec
     (variant,) = manifest.variants
     assert (variant.backend, variant.omits) == ("ort-cpu", CPU_OMITS)
     assert (variant.kv_order, variant.cache_form) == (KvOrder.SEQUENCE_MAJOR, CacheForm.SCATTER)
+    assert variant.row_places is RowPlaces.CHOSEN
 
     lean = onnx.load(bundle.path(variant.path), load_external_data=False).graph
 
     operators = Counter(node.op_type for node in lean.node)
     assert not UNWANTED & set(operators)
     layers = manifest.contract.num_layers
-    assert operators["TensorScatter"] == 2 * layers
+    assert operators["ScatterND"] == 2 * layers
     assert operators["QuickGelu"] == layers
-    assert operators["Concat"] == 1 + layers  # the spare row: of the mask, of each query
+    # The places of rows; the spare row: of the mask, of each query.
+    assert operators["Concat"] == 2 + layers
     if precision is Precision.INT8:  # q k v; output; gate up; down; head
         assert operators["SkipSimplifiedLayerNormalization"] == 2 * layers
         assert operators["MatMulIntegerToFloat"] == 4 * layers + 1

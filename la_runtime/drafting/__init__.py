@@ -1,0 +1,1 @@
+"""Where drafts come from, and the tree that is made of them."""

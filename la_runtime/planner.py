@@ -1,0 +1,310 @@
+"""How many rows the next pass should have: which drafts it verifies, and where it puts slots.
+
+A planner is given the drafts in the order of their chances. The one that counts costs takes as
+many, and as many groups of slots, as give the most tokens per millisecond; how long a pass of
+so many rows takes was measured. What it decides follows from the history of the sequence alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final, Protocol
+
+from la_runtime.block import block_width
+from la_runtime.drafting.candidates import RankedTree
+from la_runtime.layout import NO_DRAFTS, DraftTree, Group, Layout
+from la_runtime.source_names import SourceName
+from la_runtime.step_times import StepTimes
+
+__all__ = [
+    "ASSUMED_COSTS",
+    "NO_PLAN",
+    "CostPlanner",
+    "FixedPlanner",
+    "PlainReason",
+    "Planner",
+    "StepCosts",
+    "StepPlan",
+]
+
+
+class PlainReason(StrEnum):
+    """Why a pass has one row though drafts were wanted.
+
+    ``no-draft``: no source had anything to propose.
+    ``not-worth-a-row``: what was proposed was less likely than a row is expensive.
+    """
+
+    NO_DRAFT = "no-draft"
+    NOT_WORTH_A_ROW = "not-worth-a-row"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """What the next pass of a sequence carries besides its known tokens.
+
+    Args:
+        drafts: to be verified.
+        sources: per draft, who proposed it.
+        groups: of slots.
+        columns: per draft, where its key stands, counted from the root's; empty if each stands
+            behind the one before it.
+        plain_because: set if there is neither.
+    """
+
+    drafts: DraftTree = NO_DRAFTS
+    sources: tuple[frozenset[SourceName], ...] = ()
+    groups: tuple[Group, ...] = ()
+    columns: tuple[int, ...] = ()
+    plain_because: PlainReason | None = None
+
+    def keep(self, drafts: Sequence[int]) -> StepPlan:
+        """The same with these drafts alone, from 1; groups behind the others go with them."""
+        renamed = {0: 0} | {old: new for new, old in enumerate(drafts, 1)}
+        return replace(
+            self,
+            drafts=self.drafts.keep(drafts),
+            sources=tuple([self.sources[draft - 1] for draft in drafts]),
+            groups=tuple(
+                [
+                    Group(renamed[group.node], group.num_slots)
+                    for group in self.groups
+                    if group.node in renamed
+                ]
+            ),
+        )
+
+
+NO_PLAN: Final = StepPlan()
+
+
+class Planner(Protocol):
+    """Shapes the passes of one sequence."""
+
+    @property
+    def most_drafts(self) -> int:
+        """Most drafts of a pass."""
+        ...
+
+    @property
+    def most_rows(self) -> int:
+        """Rows of the widest pass that it plans, behind known tokens but the root."""
+        ...
+
+    def first(self) -> tuple[Group, ...]:
+        """The groups of the pass that ends the prompt."""
+        ...
+
+    def plan(self, ranked: RankedTree, *, batch: int) -> StepPlan:
+        """The next pass.
+
+        Args:
+            ranked: what may be verified, no more than `most_drafts`.
+            batch: sequences that share the pass.
+        """
+        ...
+
+
+class FixedPlanner:
+    """The same number of drafts and slots in every pass, as far as there are drafts.
+
+    Args:
+        k: slots of a group.
+        layout: where groups stand.
+        most_drafts: drafts to verify.
+    """
+
+    def __init__(self, *, k: int, layout: Layout, most_drafts: int) -> None:
+        self._k = k
+        self._layout = layout
+        self.most_drafts = most_drafts
+
+    @property
+    def most_rows(self) -> int:
+        """See `Planner.most_rows`."""
+        groups = self._layout.groups(self.most_drafts, self._k)
+        return 1 + self.most_drafts + self._k * len(groups)
+
+    def first(self) -> tuple[Group, ...]:
+        """See `Planner.first`."""
+        return self._layout.groups(0, self._k)
+
+    def plan(self, ranked: RankedTree, *, batch: int) -> StepPlan:
+        """See `Planner.plan`."""
+        chosen = ranked.first(self.most_drafts)
+        return StepPlan(
+            drafts=chosen.drafts,
+            sources=chosen.sources,
+            groups=self._layout.groups(len(chosen.chances), self._k),
+        )
+
+
+class StepCosts:
+    """Time of a pass by its rows.
+
+    Between two numbers of rows that were measured it is taken from the line through them, behind
+    the last from the line through the last two. A pass of more rows never counts as cheaper.
+
+    Args:
+        points: numbers of rows and the time of each, ascending, in any unit.
+        widths: block widths that passes are padded to; empty where they are not.
+    """
+
+    def __init__(
+        self, points: Sequence[tuple[int, float]], *, widths: tuple[int, ...] = ()
+    ) -> None:
+        assert points, "costs are measured somewhere"
+        self._points = list(points)
+        self._widths = widths
+        self._costs: list[float] = [0.0]
+
+    @classmethod
+    def measured(cls, times: StepTimes, *, widths: tuple[int, ...] = ()) -> StepCosts:
+        """Of what a manifest records."""
+        return cls([(time.rows, time.median_ms) for time in times.times], widths=widths)
+
+    def __call__(self, num_rows: int) -> float:
+        """Time of a pass of so many rows."""
+        costs = self._costs
+        while len(costs) <= num_rows:
+            found = self._line(block_width(len(costs), self._widths))
+            costs.append(max(found, costs[-1]))
+        return costs[num_rows]
+
+    def _line(self, num_rows: int) -> float:
+        points = self._points
+        if len(points) == 1 or num_rows <= points[0][0]:
+            return points[0][1]
+        end = next((i for i, (rows, _) in enumerate(points) if rows >= num_rows), len(points) - 1)
+        (low, before), (high, after) = points[end - 1], points[end]
+        return before + (after - before) * (num_rows - low) / (high - low)
+
+
+ASSUMED_COSTS: Final = StepCosts([(1, 1.0), (9, 1.5), (17, 2.0), (33, 3.0)])
+"""Of a bundle that was never measured: a pass of 17 rows takes as long as two of one."""
+
+# Groups and slots of each that a pass may carry, and how many passes without any there are before
+# one carries the smallest, to see whether slots have become worth their rows.
+_GROUPS: Final = ((1, 2), (2, 2), (3, 2), (1, 4))
+_PASSES_BETWEEN_PROBES: Final = 48
+_FIRST_GAIN: Final = 0.3
+_GAIN_WEIGHT: Final = 0.06
+
+
+class CostPlanner:
+    """As many drafts and slots as give the most tokens per unit of time.
+
+    A pass gives one token and, of each draft, its chance. Slots give nothing at once. What a group
+    adds to the next pass, if the path ends where it stands, is estimated from what groups have
+    added so far: the chances of the drafts that nobody else proposed.
+
+    Args:
+        costs: time of a pass.
+        k: most slots of a group; 0 for none at all.
+        most_rows: rows of the widest pass.
+    """
+
+    def __init__(self, costs: StepCosts, *, k: int, most_rows: int) -> None:
+        self._costs = costs
+        self._sizes = [
+            (groups, slots)
+            for groups, slots in _GROUPS
+            if slots <= k and groups * slots < most_rows
+        ]
+        self.most_rows = most_rows
+        self.most_drafts = most_rows - 1
+        self._added = _FIRST_GAIN  # by the groups of a pass, and the chance that one stood right
+        self._covered = 1.0
+        self._last_covered = 0.0
+        self._num_weighed = 0
+        self._since_slots = 0
+
+    def first(self) -> tuple[Group, ...]:
+        """See `Planner.first`."""
+        if not self._sizes:
+            return ()
+        self._last_covered = 1.0
+        return (Group(0, self._sizes[0][1]),)
+
+    def plan(self, ranked: RankedTree, *, batch: int) -> StepPlan:
+        """See `Planner.plan`."""
+        chosen = ranked.first(self._count_drafts(ranked.chances, batch))
+        if self._last_covered:
+            self._weigh_slots(chosen)
+        groups = self._place_groups(chosen, batch)
+        is_plain = not groups and not chosen.chances
+        return StepPlan(
+            drafts=chosen.drafts,
+            sources=chosen.sources,
+            groups=groups,
+            plain_because=_why_plain(ranked) if is_plain else None,
+        )
+
+    def _weigh_slots(self, chosen: RankedTree) -> None:
+        """Count what the groups of the last pass have added to this one."""
+        own = sum(
+            chance
+            for chance, sources in zip(chosen.chances, chosen.sources, strict=True)
+            if sources == {SourceName.LOOKAHEAD}
+        )
+        self._num_weighed += 1
+        weight = max(_GAIN_WEIGHT, 1 / (1 + self._num_weighed))
+        self._added += weight * (own - self._added)
+        self._covered += weight * (self._last_covered - self._covered)
+
+    def _count_drafts(self, chances: Sequence[float], batch: int) -> int:
+        """How many of the drafts are worth their rows."""
+        tokens, best, num_drafts = 1.0, 1.0 / self._costs(batch), 0
+        for count, chance in enumerate(chances, 1):
+            tokens += chance
+            speed = tokens / self._costs(batch * (1 + count))
+            if speed > best:
+                best, num_drafts = speed, count
+        return num_drafts
+
+    def _place_groups(self, chosen: RankedTree, batch: int) -> tuple[Group, ...]:
+        """The groups that are worth their rows, behind the nodes where the path likely ends."""
+        self._last_covered = 0.0
+        if not self._sizes:
+            return ()
+        ends = _find_ends(chosen)
+        likeliest = sorted(range(len(ends)), key=ends.__getitem__, reverse=True)
+        tokens = 1.0 + sum(chosen.chances)
+        rows = len(ends)
+        gain = self._added / self._covered
+        best, best_size = tokens / self._costs(batch * rows), (0, 0)
+        if (
+            self._since_slots >= _PASSES_BETWEEN_PROBES
+            and rows + self._sizes[0][1] <= self.most_rows
+        ):
+            best, best_size = 0.0, self._sizes[0]
+        else:
+            for groups, slots in self._sizes:
+                if rows + groups * slots > self.most_rows:
+                    continue
+                covered = sum(ends[node] for node in likeliest[:groups])
+                speed = (tokens + gain * covered) / self._costs(batch * (rows + groups * slots))
+                if speed > best:
+                    best, best_size = speed, (groups, slots)
+        groups, slots = best_size
+        if not groups:
+            self._since_slots += 1
+            return ()
+        self._since_slots = 0
+        nodes = sorted(likeliest[:groups])
+        self._last_covered = sum(ends[node] for node in nodes)
+        return tuple([Group(node, slots) for node in nodes])
+
+
+def _find_ends(ranked: RankedTree) -> list[float]:
+    """Per node (0 is the root), the chance that the accepted path ends there."""
+    ends = [1.0, *ranked.chances]
+    for parent, chance in zip(ranked.drafts.parents, ranked.chances, strict=True):
+        ends[parent] -= chance
+    return ends
+
+
+def _why_plain(ranked: RankedTree) -> PlainReason:
+    return PlainReason.NOT_WORTH_A_ROW if ranked.chances else PlainReason.NO_DRAFT
