@@ -23,6 +23,7 @@ from la_runtime.backends.availability import check_precision
 from la_runtime.backends.base import Backend
 from la_runtime.batch import BlockPolicy
 from la_runtime.bundle import Bundle, open_bundle
+from la_runtime.calibration import measure_costs
 from la_runtime.certificate import check_certificate, read_backend_version
 from la_runtime.chat import ChatTemplate
 from la_runtime.conversation import Conversation, KeptCache
@@ -304,6 +305,14 @@ class Engine:
             decoding.prefill()
             while not decoding.is_done:
                 decoding.step()
+
+    def calibrate(self) -> None:
+        """Measure how long passes take here and now, for the plans of later requests.
+
+        By default they follow what the manifest records of this backend, processor and number of
+        threads, or of the nearest. Call it before the first request: nothing else may run.
+        """
+        self._decoder.costs = measure_costs(self.backend, context=self._decoder.context)
 
     def encode(self, prompt: Prompt, *, chat: bool = False) -> tuple[int, ...]:
         """Token ids of a prompt.

@@ -215,6 +215,7 @@ class TokenSequence:
         self.counts.passes += 1
         if self._first_token_at is None:
             self.counts.prefill_passes += 1
+            self.counts.prefill_rows += part.rows.num_rows
         self.counts.count_block(num_rows=part.rows.num_rows, block_len=block_len)
 
     def ends_with(self, token_id: int) -> bool:
@@ -303,6 +304,7 @@ class TokenSequence:
             without_drafts=counts.without_drafts,
             not_worth_drafts=counts.not_worth_drafts,
             rows=counts.rows,
+            prefill_rows=counts.prefill_rows,
             padding_rows=counts.padding_rows,
             queued_s=began - self._asked_at,
             ttft_s=first - self._asked_at,

@@ -49,6 +49,7 @@ class GenerationStats:
         without_drafts: planned passes that were plain because no source proposed anything.
         not_worth_drafts: planned passes that were plain because no draft was worth its row.
         rows: block rows computed for the sequence.
+        prefill_rows: how many of them in the passes up to the first token.
         padding_rows: block rows computed beside them, because the block was wider: for a longer
             prompt or a larger k in the same batch, or for a fixed width.
         queued_s: seconds from the request to the start of its first pass.
@@ -74,6 +75,7 @@ class GenerationStats:
     without_drafts: int = 0
     not_worth_drafts: int = 0
     rows: int = 0
+    prefill_rows: int = 0
     padding_rows: int = 0
     queued_s: float = 0.0
 
@@ -159,6 +161,7 @@ class StepCounts:
     agreed: int = 0
     rechecked: int = 0
     rows: int = 0
+    prefill_rows: int = 0
     padding_rows: int = 0
     without_drafts: int = 0
     not_worth_drafts: int = 0

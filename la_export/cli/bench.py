@@ -25,7 +25,8 @@ __all__ = ["bench_command"]
 
 # Spelt here so that --help loads nothing; the tests compare them with the enums.
 SECTIONS: Final = ("step-times", "growth", "prefill", "decoding", "memory")
-SELECTIONS: Final = ("exact", "threshold")
+SELECTIONS: Final = ("exact", "planned", "threshold")
+SOURCES: Final = ("lookahead", "suffix", "recycled")
 LAYOUTS: Final = ("root-only", "full")
 
 _SHIPPED_PROMPTS: Final = "spec-bench"
@@ -46,6 +47,14 @@ def _split(
         return tuple(name for name in known if name in names)
 
     return read
+
+
+def _read_sources(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> tuple[tuple[str, ...], ...]:
+    """Sets of sources, each with commas between its names; all of them if none is given."""
+    read = _split(SOURCES)
+    return tuple(read(context, parameter, value) for value in values) or (SOURCES,)
 
 
 def _read_lengths(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> list[int]:
@@ -82,9 +91,18 @@ def _read_lengths(_: click.Context, __: click.Parameter, values: tuple[str, ...]
     "selections",
     callback=_split(SELECTIONS),
     metavar="NAMES",
-    default="exact",
+    default="planned,exact",
     show_default=True,
-    help="How proposals become output: exact, threshold.",
+    help="How drafts are made and become output: exact (k slots, verified), planned (--sources, "
+    "as many drafts as pay, verified), threshold (k slots, unverified).",
+)
+@click.option(
+    "--sources",
+    multiple=True,
+    callback=_read_sources,
+    metavar="NAMES",
+    help="Where planned drafts come from; repeat for several sets.  "
+    f"[default: {','.join(SOURCES)}]",
 )
 @click.option(
     "--tau",
@@ -149,6 +167,7 @@ def bench_command(
     lookahead_lengths: list[int],
     layouts: tuple[str, ...],
     selections: tuple[str, ...],
+    sources: tuple[tuple[str, ...], ...],
     tau: float,
     threads: int | None,
     per_category: int | None,
@@ -177,6 +196,7 @@ def bench_command(
     from la_export.bench.speed.subjects import open_subjects
     from la_export.cli.console import make_console
     from la_runtime.layout import Layout
+    from la_runtime.source_names import SourceName
 
     threads = threads or len(os.sched_getaffinity(0))
     wanted = tuple(Section(name) for name in sections or SECTIONS)
@@ -201,6 +221,7 @@ def bench_command(
             lookahead_lengths=tuple(lookahead_lengths),
             layouts=tuple(Layout(name) for name in layouts),
             selections=tuple(Selection(name) for name in selections),
+            sources=tuple(tuple(map(SourceName, names)) for names in sources),
             tau=tau if "threshold" in selections else None,
             prompts=_SHIPPED_PROMPTS if prompts is None else prompts.name,
             prompts_sha256=hash_questions(questions) if questions else None,

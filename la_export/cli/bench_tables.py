@@ -225,7 +225,7 @@ def _categories(bundle: BundleRun) -> Table:
 
 
 def _acceptance(bundle: BundleRun) -> Table:
-    positions = max(run.k for run in bundle.decoding)
+    positions = max(len(run.overall.accepted) for run in bundle.decoding)
     table = Table(
         "way",
         *(str(position) for position in range(1, positions + 1)),

@@ -43,6 +43,7 @@ from la_runtime.errors import (
 from la_runtime.generation import Engine
 from la_runtime.layout import Layout
 from la_runtime.sampling import SamplingParams
+from la_runtime.source_names import SourceName
 from la_runtime.storage import round_to
 
 __all__ = [
@@ -64,6 +65,7 @@ logger = logging.getLogger(__name__)
 
 # A wider block than any step needs, so that prefill has room beside the lookaheads.
 _PREFILL_ROOM: Final = 32
+_DRAFTS_OF_A_TREE: Final = 10
 _CUT_STEP: Final = 5
 _CUT_LENGTHS: Final = 4
 _QUESTION: Final = "Why?"
@@ -161,14 +163,39 @@ class Proposals(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configuration:
-    """One way to decode with lookaheads."""
+    """One way to decode with lookaheads.
+
+    Args:
+        k: slots of a group.
+        layout: where groups stand.
+        proposals: whose the slots' are.
+        tree: drafts of every source, so many in a tree; 0 for those of the slots in a chain.
+    """
 
     k: int
     layout: Layout
     proposals: Proposals
+    tree: int = 0
 
     def __str__(self) -> str:
-        return f"k={self.k} {self.layout} with {self.proposals} proposals"
+        shape = f" and trees of {self.tree}" if self.tree else ""
+        return f"k={self.k} {self.layout}{shape} with {self.proposals} proposals"
+
+    @property
+    def max_rows(self) -> int:
+        """Rows of the widest step."""
+        num_drafts = self.tree or self.k
+        return 1 + num_drafts + self.k * len(self.layout.groups(num_drafts, self.k))
+
+    def ask(self, params: SamplingParams) -> SamplingParams:
+        """These parameters for a decoding like this."""
+        return replace(
+            params,
+            k=self.k,
+            layout=self.layout,
+            sources=tuple(SourceName) if self.tree else None,
+            drafts=self.tree or None,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,11 +341,20 @@ class Ladder:
 
     @cached_property
     def configurations(self) -> tuple[Configuration, ...]:
-        """Every k, layout and origin of proposals."""
-        return tuple(
+        """Every k, layout and origin of proposals; then every k with trees, where they fit."""
+        chains = [
             Configuration(k=k, layout=layout, proposals=proposals)
             for k, layout, proposals in product(self.lookahead_lengths, self.layouts, Proposals)
-        )
+        ]
+        trees = [
+            Configuration(
+                k=k, layout=Layout.ROOT_ONLY, proposals=Proposals.GIVEN, tree=_DRAFTS_OF_A_TREE
+            )
+            for k in self.lookahead_lengths
+        ]
+        limits = self.backend.limits
+        most = min(limits.block or sys.maxsize, self.most_scored)
+        return (*chains, *(tree for tree in trees if tree.max_rows <= most))
 
     @cached_property
     def chosen_configurations(self) -> tuple[Configuration, ...]:
@@ -333,8 +369,10 @@ class Ladder:
             Configuration(k=k, layout=layout, proposals=Proposals.GIVEN)
             for k, layout in zip(reversed(self.lookahead_lengths), layouts, strict=True)
         )
-        own = replace(self.configurations[-1], proposals=Proposals.OWN, layout=self.layouts[0])
-        return (*given, own)
+        chains = [c for c in self.configurations if not c.tree]
+        own = replace(chains[-1], proposals=Proposals.OWN, layout=self.layouts[0])
+        trees = [c for c in self.configurations if c.tree]
+        return (*given, own, *trees[-1:])
 
     def greedy(self, configuration: Configuration | None = None) -> SamplingParams:
         """Parameters of greedy decoding, plain without a configuration; end tokens are ignored."""
@@ -356,13 +394,8 @@ class Ladder:
         self, configuration: Configuration | None, params: SamplingParams
     ) -> SamplingParams:
         """With the configuration's lookaheads, and as long as every comparison is."""
-        return replace(
-            params,
-            k=0 if configuration is None else configuration.k,
-            layout=None if configuration is None else configuration.layout,
-            max_new_tokens=self.new_tokens,
-            ignore_eos=True,
-        )
+        params = replace(params, max_new_tokens=self.new_tokens, ignore_eos=True)
+        return replace(params, k=0) if configuration is None else configuration.ask(params)
 
     def borrowed(self) -> Backend:
         """The backend for an engine that will close it."""
@@ -395,7 +428,9 @@ class Ladder:
         """What plain decoding alone makes of a prompt with these parameters, whatever their k."""
         if params.is_plain_greedy and params.ignore_eos:
             return self.plain_runs[prompt.name].first(params.max_new_tokens)
-        return self.decode(prompt.token_ids, replace(params, k=0, layout=None))
+        return self.decode(
+            prompt.token_ids, replace(params, k=0, layout=None, sources=None, drafts=None)
+        )
 
     @cached_property
     def plain_runs(self) -> Mapping[str, Decoded]:
@@ -447,12 +482,12 @@ class Ladder:
     @property
     def block_widths(self) -> tuple[int, ...]:
         """Rows of the widest step of every k and layout."""
-        widths = {c.layout.max_rows(c.k) for c in self.configurations}
+        widths = {c.max_rows for c in self.configurations}
         return tuple(sorted(widths)) or (_PREFILL_ROOM,)
 
     def fixed_width(self, configuration: Configuration) -> int:
         """A width that holds every step of the configuration and some prompt."""
-        return configuration.layout.max_rows(configuration.k) + _PREFILL_ROOM
+        return configuration.max_rows + _PREFILL_ROOM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -114,7 +114,8 @@ class GivenProposals(BorrowedBackend):
 
     What a model proposes decides only how fast it decodes. With untuned vectors hardly any draft
     stands, and whatever happens to accepted drafts would go unseen. Two proposals in seven are
-    wrong, so that drafts are rejected, too.
+    wrong, so that drafts are rejected, too; the right ones then come second, so that a tree of
+    drafts is accepted along its side branches.
 
     Args:
         backend: what runs the graph.
@@ -130,8 +131,8 @@ class GivenProposals(BorrowedBackend):
         scores = super().forward(state, inputs)
         return _GivenScores(scores, self._proposals(inputs), inputs.outputs)
 
-    def _proposals(self, inputs: StepInputs) -> dict[tuple[int, int], int]:
-        """Per sequence and scored row that is a slot, the token it shall propose."""
+    def _proposals(self, inputs: StepInputs) -> dict[tuple[int, int], tuple[int, int]]:
+        """Per sequence and scored row that is a slot, what it shall propose first and second."""
         vocab_size = self.contract.vocab_size
         given = {}
         for sequence, wanted in enumerate(inputs.logits_rows):
@@ -141,8 +142,10 @@ class GivenProposals(BorrowedBackend):
                 position = int(positions[row]) + 1
                 if ids[row] < vocab_size or position >= len(text):
                     continue
-                wrong = position % _PERIOD in _WRONG_PLACES
-                given[sequence, index] = (int(text[position]) + wrong) % vocab_size
+                right = int(text[position])
+                other = (right + 1) % vocab_size
+                is_wrong = position % _PERIOD in _WRONG_PLACES
+                given[sequence, index] = (other, right) if is_wrong else (right, other)
         return given
 
     def _find_text(self, token_id: int, position: int) -> NDArray[np.int64]:
@@ -152,24 +155,27 @@ class GivenProposals(BorrowedBackend):
 
 
 class _GivenScores:
-    """Scores in which the slots' best tokens are replaced; the model's rows are as they were."""
+    """Scores in which the slots' two best are replaced; the model's rows are as they were."""
 
     def __init__(
-        self, scores: Scores, proposals: dict[tuple[int, int], int], outputs: Outputs
+        self,
+        scores: Scores,
+        proposals: dict[tuple[int, int], tuple[int, int]],
+        outputs: Outputs,
     ) -> None:
         self._scores = scores
         self._proposals = proposals
         self._logits: NDArray[np.float32] | None = None
         if proposals and Outputs.LOGITS in outputs:
             self._logits = scores.logits().copy()
-            for (sequence, row), token_id in proposals.items():
+            for (sequence, row), (token_id, _) in proposals.items():
                 self._logits[sequence, row, token_id] = _SURE_LOGIT
 
     def top(self) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         best_ids, best_logits = self._scores.top()
         ids = best_ids.copy()
-        for (sequence, row), token_id in self._proposals.items():
-            ids[sequence, row, 0] = token_id
+        for (sequence, row), two in self._proposals.items():
+            ids[sequence, row, :2] = two[: ids.shape[2]]
         return ids, best_logits
 
     def logsumexp(self) -> NDArray[np.float32]:

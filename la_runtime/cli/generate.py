@@ -93,6 +93,11 @@ __all__ = ["generate"]
     help="What runs the graph.",
 )
 @click.option("--threads", type=int, default=0, help="CPU threads per pass.  [default: all cores]")
+@click.option(
+    "--calibrate",
+    is_flag=True,
+    help="Measure how long passes take before the first one, and plan by that.",
+)
 @click.option("--stats", is_flag=True, help="Print statistics to stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 def generate(
@@ -122,6 +127,7 @@ def generate(
     strict: bool,
     backend: str,
     threads: int,
+    calibrate: bool,
     stats: bool,
     as_json: bool,
 ) -> None:
@@ -155,14 +161,14 @@ def generate(
         ignore_eos=ignore_eos,
         strict=strict,
     )
-    with (
-        Engine.open(bundle, backend=backend, k=k, threads=threads) as engine,
-        engine.stream(text, params, chat=chat) as stream,
-    ):
-        for chunk in stream:
-            if not as_json:
-                click.echo(chunk.text, nl=False)
-        result = stream.result
+    with Engine.open(bundle, backend=backend, k=k, threads=threads) as engine:
+        if calibrate:
+            engine.calibrate()
+        with engine.stream(text, params, chat=chat) as stream:
+            for chunk in stream:
+                if not as_json:
+                    click.echo(chunk.text, nl=False)
+            result = stream.result
     click.echo(_to_json(_as_record(result)) if as_json else "")
     if stats:
         click.echo(_describe(result), err=True)

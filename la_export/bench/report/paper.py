@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from la_export.bench.report.tables import Table, show_interval, show_percent
-from la_export.bench.speed.record import AnswerFigures, DecodeRun, SpeedRecord
+from la_export.bench.speed.record import AnswerFigures, DecodeRun, Selection, SpeedRecord
 
 __all__ = ["ACCEPTANCE", "LENGTHS", "SOURCE", "SPEEDUPS", "PaperRow", "beside_the_paper"]
 
@@ -84,7 +84,7 @@ def _rows(
     for bundle in record.bundles:
         ways: dict[str, dict[int, DecodeRun]] = {}
         for run in bundle.decoding:
-            if run.k in LENGTHS:
+            if run.k in LENGTHS and run.selection is not Selection.PLANNED:
                 ways.setdefault(_way(run), {})[run.k] = run
         for way, runs in ways.items():
             yield f"{bundle.name}, {way}", _cells(runs, show)

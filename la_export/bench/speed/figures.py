@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import zip_longest
 from statistics import median
 from typing import Final
 
@@ -161,6 +162,7 @@ def make_decode_run(
         k=way.k,
         layout=way.layout,
         selection=way.selection,
+        sources=way.sources,
         tau=way.tau,
         lossless=way.lossless,
         answers=tabulate(compared),
@@ -186,8 +188,7 @@ def _summarize(
     seconds = sum(stat.ttft_s + stat.decode_s for stat in stats)
     passes = sum(stat.passes - stat.prefill_passes for stat in stats)
     decoded = sum(_decode_tokens(answer) for answer in answers)
-    # Prefill has the prompt's rows, and the group behind its last token.
-    rows = sum(stat.rows - (stat.prompt_tokens - stat.cached_tokens) - stat.k for stat in stats)
+    rows = sum(stat.rows - stat.prefill_rows for stat in stats)
     tokens_per_pass = decoded / passes if passes else None
     rows_per_pass = rows / passes if passes else None
     yielded = ceiling_rate = None
@@ -206,7 +207,7 @@ def _summarize(
         ttft_s=median(stat.ttft_s for stat in stats) if stats else None,
         tokens_per_pass=tokens_per_pass,
         rows_per_pass=rows_per_pass,
-        accepted=_acceptance(way.k, answers),
+        accepted=_acceptance(answers),
         speedup=None if compared.is_base else speedup(answers, compared.base),
         yielded=yielded,
         ceiling_tokens_per_s=ceiling_rate,
@@ -218,12 +219,10 @@ def _summarize(
     )
 
 
-def _acceptance(k: int, answers: Sequence[Answer]) -> tuple[PositionAcceptance, ...]:
+def _acceptance(answers: Sequence[Answer]) -> tuple[PositionAcceptance, ...]:
+    drafted = zip_longest(*(answer.stats.drafted for answer in answers), fillvalue=0)
+    accepted = zip_longest(*(answer.stats.accepted for answer in answers), fillvalue=0)
     return tuple(
-        PositionAcceptance(
-            position=position + 1,
-            drafted=sum(answer.stats.drafted[position] for answer in answers),
-            accepted=sum(answer.stats.accepted[position] for answer in answers),
-        )
-        for position in range(k)
+        PositionAcceptance(position=position, drafted=sum(tested), accepted=sum(right))
+        for position, (tested, right) in enumerate(zip(drafted, accepted, strict=True), 1)
     )

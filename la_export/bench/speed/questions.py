@@ -13,7 +13,6 @@ from la_export.bench.prompts import (
     SPEC_BENCH_PATH,
     BenchPrompt,
     load_prompts,
-    pick_prompts,
 )
 from la_export.verify.prompts import read_prompts
 from la_runtime.errors import UsageError
@@ -89,14 +88,19 @@ def _has_categories(path: Path) -> bool:
 def _pick(
     prompts: Sequence[BenchPrompt], per_category: int | None, fits: Callable[[str], bool]
 ) -> list[Question]:
-    fitting = [prompt for prompt in prompts if fits(prompt.turns[0])]
-    if per_category is not None:
-        present = dict.fromkeys(prompt.group for prompt in prompts)
-        fitting = list(pick_prompts(fitting, per_group=per_category, groups=tuple(present)))
-    return [
-        Question(name=str(prompt.question_id), category=prompt.group, text=prompt.turns[0])
-        for prompt in fitting
-    ]
+    by_category: dict[str, list[Question]] = {prompt.category: [] for prompt in prompts}
+    for prompt in prompts:
+        found = by_category[prompt.category]
+        if len(found) != per_category and fits(prompt.turns[0]):
+            name = str(prompt.question_id)
+            found.append(Question(name=name, category=prompt.category, text=prompt.turns[0]))
+    for category, found in by_category.items():
+        if per_category is not None and len(found) < per_category:
+            raise UsageError(
+                f"category {category!r} has {len(found)} prompts that fit into the context with "
+                f"their answers, {per_category} are wanted; ask for fewer --per-category"
+            )
+    return [question for found in by_category.values() for question in found]
 
 
 def _take_turns(questions: Sequence[Question]) -> tuple[Question, ...]:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from la_runtime.errors import UsageError
 from la_runtime.layout import Layout
+from la_runtime.source_names import SourceName
 
 __all__ = [
     "OVERALL",
@@ -58,10 +59,16 @@ class Section(StrEnum):
 
 
 class Selection(StrEnum):
-    """How a decoding chose its tokens; ``plain`` is k = 0."""
+    """How a decoding came to its tokens.
+
+    ``plain``: one a pass, k = 0. ``exact``: verified, the proposals of k slots as drafts.
+    ``planned``: verified, drafts of named sources, as many in a pass as pay. ``threshold``:
+    proposals of k slots, unverified.
+    """
 
     PLAIN = "plain"
     EXACT = "exact"
+    PLANNED = "planned"
     THRESHOLD = "threshold"
 
 
@@ -217,9 +224,10 @@ class DecodeRun(_Record):
     """One way of decoding the prompts.
 
     Args:
-        k: lookahead length; 0 is plain decoding.
-        layout: where groups stand; None for plain and for `threshold`, which have no choice.
+        k: lookahead length, the largest where passes are planned; 0 is plain decoding.
+        layout: where groups stand; None for the others than `exact`, which have no choice.
         selection: how proposals became output.
+        sources: of planned drafts.
         tau: the threshold; None for the others.
         lossless: whether the tokens have to be those of plain decoding.
         answers: figures per category, and `OVERALL` last.
@@ -230,6 +238,7 @@ class DecodeRun(_Record):
     k: int = Field(ge=0)
     layout: Layout | None
     selection: Selection
+    sources: tuple[SourceName, ...] = ()
     tau: float | None = None
     lossless: bool
     answers: tuple[AnswerFigures, ...]
@@ -240,6 +249,9 @@ class DecodeRun(_Record):
         """What tables call it."""
         if self.selection is Selection.PLAIN:
             return "plain"
+        if self.selection is Selection.PLANNED:
+            has_all = len(self.sources) == len(SourceName)
+            return f"planned, {'all sources' if has_all else ' + '.join(self.sources)}"
         if self.selection is Selection.THRESHOLD:
             return f"k={self.k} threshold {self.tau:g}"
         return f"k={self.k} {self.layout}"
@@ -410,6 +422,7 @@ class Settings(_Record):
         lookahead_lengths: values of k; empty for those that each bundle was built for.
         layouts: of exact decoding.
         selections: other than plain.
+        sources: sets of sources to decode with where passes are planned.
         tau: threshold, if that selection was asked for.
         prompts: file of the prompts, or the name of those that ship with the package.
         prompts_sha256: of the texts that were decoded.
@@ -423,6 +436,7 @@ class Settings(_Record):
     lookahead_lengths: tuple[int, ...]
     layouts: tuple[Layout, ...]
     selections: tuple[Selection, ...]
+    sources: tuple[tuple[SourceName, ...], ...] = ()
     tau: float | None
     prompts: str
     prompts_sha256: str | None

@@ -237,5 +237,6 @@ def _ways_of(subject: Subject, settings: Settings) -> tuple[Way, ...]:
         pick_lengths(subject.manifest.lookahead_lengths, settings.lookahead_lengths),
         layouts=settings.layouts,
         selections=settings.selections,
+        sources=settings.sources,
         tau=settings.tau,
     )

@@ -9,6 +9,7 @@ from typing import Final
 from la_export.bench.speed.record import Selection
 from la_runtime.layout import Layout
 from la_runtime.sampling import SamplingParams, Select
+from la_runtime.source_names import SourceName
 from la_runtime.stats import GenerationStats
 
 __all__ = ["PLAINLY", "Answer", "Way", "make_ways"]
@@ -22,12 +23,14 @@ class Way:
         selection: how proposals become output.
         k: lookahead length; 0 is plain.
         layout: of `exact`; None for the others.
+        sources: of `planned`; none for the others.
         tau: of `threshold`; None for the others.
     """
 
     selection: Selection
     k: int
     layout: Layout | None = None
+    sources: tuple[SourceName, ...] = ()
     tau: float | None = None
 
     @property
@@ -39,7 +42,12 @@ class Way:
         """Greedy, until the end of the text or so many tokens."""
         select = Select.THRESHOLD if self.selection is Selection.THRESHOLD else Select.EXACT
         return SamplingParams(
-            max_new_tokens=new_tokens, k=self.k, select=select, layout=self.layout, tau=self.tau
+            max_new_tokens=new_tokens,
+            k=self.k,
+            select=select,
+            layout=self.layout,
+            sources=self.sources or None,
+            tau=self.tau,
         )
 
 
@@ -51,17 +59,22 @@ def make_ways(
     *,
     layouts: Sequence[Layout],
     selections: Sequence[Selection],
+    sources: Sequence[Sequence[SourceName]] = (),
     tau: float | None,
 ) -> tuple[Way, ...]:
-    """Plain decoding, then every k in every layout and selection.
+    """Plain decoding, then with every set of sources, then every k in every layout and selection.
 
     Args:
         lengths: values of k; 0 adds nothing.
         layouts: of exact decoding.
         selections: other than plain.
+        sources: sets of them, for `planned`.
         tau: of `threshold`.
     """
     ways = [PLAINLY]
+    if Selection.PLANNED in selections:
+        k = max(lengths, default=0)
+        ways += [Way(selection=Selection.PLANNED, k=k, sources=tuple(some)) for some in sources]
     for k in (length for length in lengths if length > 0):
         if Selection.EXACT in selections:
             ways += [Way(selection=Selection.EXACT, k=k, layout=layout) for layout in layouts]

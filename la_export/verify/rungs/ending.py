@@ -94,7 +94,7 @@ def _inner_places(ladder: Ladder, prompt: EncodedPrompt) -> list[int]:
     given = [c for c in ladder.chosen_configurations if c.proposals is Proposals.GIVEN]
     if not given:
         return []
-    widest = max(given, key=lambda configuration: configuration.k)
+    widest = max(given, key=lambda configuration: (not configuration.tree, configuration.k))
     backend = ladder.proposing(widest, ladder.text(prompt))
     (found,) = decode(backend, ladder.manifest, [prompt.token_ids], [ladder.greedy(widest)])
     last_of_blocks = set(accumulate(found.block_lengths, initial=-1))
@@ -154,7 +154,7 @@ def _generate(
         bundle = Bundle(bundle.root, ladder.manifest.model_copy(update={"model": model}))
     params, backend = ending.params, ladder.borrowed()
     if configuration is not None:
-        params = replace(params, k=configuration.k, layout=configuration.layout)
+        params = configuration.ask(params)
         backend = ladder.proposing(configuration, ladder.text(prompt), backend=backend)
     with Engine(bundle, backend, k=0) as engine:
         return engine.generate(list(prompt.token_ids), params)

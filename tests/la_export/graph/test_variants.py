@@ -71,8 +71,9 @@ def other_epsilon(graph):
 
 
 def other_cache(graph):
-    scatters = [node for node in graph.node if node.op_type == "ScatterND"]
-    scatters[-1].input[2] = scatters[-2].input[2]
+    scatters = [node for node in graph.node if node.op_type in ("ScatterND", "TensorScatter")]
+    block = 2 if scatters[-1].op_type == "ScatterND" else 1
+    scatters[-1].input[block] = scatters[-2].input[block]
 
 
 def one_output_less(graph):
