@@ -73,7 +73,7 @@ class LogitDifferences:
             self.problems.append(
                 f"{what}: logits at position {worst} differ by {largest:.3g} of token "
                 f"{int(np.argmax(difference[worst]))}, {largest / scale:.2g} of their range "
-                f"(at most {self.tolerance.logits:.0e})"
+                f"(at most {self.tolerance.logits:.2g})"
             )
 
     def _compare_best(

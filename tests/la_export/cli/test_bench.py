@@ -26,6 +26,7 @@ from la_export.pipeline import BuildReport
 from la_runtime.bundle import read_manifest
 from la_runtime.errors import ExitCode
 from la_runtime.layout import Layout
+from la_runtime.source_names import SourceName
 
 RATES = MachineRates(
     bandwidth_bytes_per_s=1e10,
@@ -99,13 +100,29 @@ def test_exact_decoding_gives_the_answers_of_plain_decoding(bundle: Path, prompt
     (run,) = SpeedRecord.model_validate(json.loads(result.stdout)).bundles
     assert [way.name for way in run.decoding] == [
         "plain",
+        "planned, all sources",
         *(f"k={k} {layout}" for k in (2, 4) for layout in ("root-only", "full")),
     ]
     for way in run.decoding:
         assert [figures.category for figures in way.answers] == ["mine", OVERALL]
         assert (way.overall.equal, way.overall.samples) == (2, 2)
+    assert run.decoding[1].sources == tuple(SourceName)
     plain = run.decoding[0].overall
     assert plain.tokens_per_pass == plain.rows_per_pass == 1.0
+
+
+def test_sources_choose_the_planned_ways(bundle: Path, prompts: Path) -> None:
+    chosen = ("--selection", "planned", "--sources", "suffix", "--sources", "recycled,suffix")
+    result = _decode(bundle, prompts, *chosen, "--json", "--no-store")
+
+    (run,) = SpeedRecord.model_validate(json.loads(result.stdout)).bundles
+    assert [way.name for way in run.decoding] == [
+        "plain",
+        "planned, suffix",
+        "planned, suffix + recycled",
+    ]
+    for way in run.decoding:
+        assert (way.overall.equal, way.overall.samples) == (2, 2)
 
 
 def test_k_layout_and_selection_choose_the_ways(bundle: Path, prompts: Path) -> None:

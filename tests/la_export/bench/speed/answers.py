@@ -37,6 +37,7 @@ def make_answer(
             reread=0,
             agreed=0,
             rows=10 + k + decode_passes * (1 + 2 * k),
+            prefill_rows=10 + k,
             ttft_s=ttft_s,
             decode_s=decode_s,
         ),

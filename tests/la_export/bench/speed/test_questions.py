@@ -26,8 +26,8 @@ def test_the_benchmark_gives_two_questions_of_each_category_by_turns() -> None:
     found = load_questions(None, per_category=None, fits=_everything)
 
     categories = [question.category for question in found]
-    assert len(set(categories)) == 6
-    assert categories == [*categories[:6], *categories[:6]]
+    assert len(set(categories)) == 13
+    assert categories == [*categories[:13], *categories[:13]]
 
 
 def test_categories_of_a_file_take_turns_and_keep_its_order(tmp_path: Path) -> None:
@@ -37,7 +37,14 @@ def test_categories_of_a_file_take_turns_and_keep_its_order(tmp_path: Path) -> N
 
     texts = [question.text for question in found]
     assert texts == ["qa 1", "rag 4", "coding 6", "qa 2", "rag 5", "qa 3"]
-    assert found[2].category == "writing"
+    assert found[2].category == "coding"
+
+
+def test_too_few_questions_of_a_category_are_refused(tmp_path: Path) -> None:
+    path = _write_benchmark(tmp_path / "some.jsonl")
+
+    with pytest.raises(UsageError, match="category 'coding' has 1 prompts that fit"):
+        load_questions(path, per_category=2, fits=_everything)
 
 
 def test_questions_that_do_not_fit_are_passed_over(tmp_path: Path) -> None:
