@@ -41,6 +41,8 @@ __all__ = ["ReferencePass", "TorchReference"]
 
 # An end id that no model emits; transformers would put its own in the place of none.
 _NEVER: Final = -1
+# Of an embedding, by itself: some steps of float32.
+_NUDGE: Final = np.float32(1e-6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +145,22 @@ class TorchReference:
     ) -> NDArray[np.float32]:
         """Logits [tokens, vocab_size] after every token; see `run`."""
         return self.run(token_ids, lookahead_embeddings, position_ids=position_ids).logits
+
+    def nudged_scores(self, token_ids: Sequence[int], *, seed: int) -> NDArray[np.float32]:
+        """The same of embeddings that are off by a millionth of themselves, at random.
+
+        Where they say something else, the text stands between two roundings of an activation, and
+        either is as right.
+        """
+        rng = np.random.default_rng(seed)
+        table = self._table()
+        original = table.data
+        nudges = 1 + _NUDGE * rng.standard_normal(original.shape, dtype=np.float32)
+        try:
+            table.data = original * torch.from_numpy(nudges)
+            return self.scores(token_ids)
+        finally:
+            table.data = original
 
     def key_values(
         self,

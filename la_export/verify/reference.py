@@ -41,6 +41,10 @@ class Reference(Protocol):
         """
         ...
 
+    def nudged_scores(self, token_ids: Sequence[int], *, seed: int) -> NDArray[np.float32]:
+        """The same of a model whose input is off by about as much as rounding, at random."""
+        ...
+
 
 class SourceModel(Protocol):
     """The checkpoint a bundle was made from, read by transformers' own code."""
@@ -129,6 +133,11 @@ class OwnReference:
         ]
         state.close()
         return np.concatenate(logits)
+
+    def nudged_scores(self, token_ids: Sequence[int], *, seed: int) -> NDArray[np.float32]:
+        """See `Reference.nudged_scores`; a graph has one input, and it is exact."""
+        del seed
+        return self.scores(token_ids)
 
     def _run(
         self, state: CacheState, token_ids: Sequence[int], positions: Sequence[int]
