@@ -42,6 +42,7 @@ INCOMPLETE = 3
 COLUMNS = [
     Column(key="compared", title="Compared with"),
     Column(key="k", title="k"),
+    Column(key="drafts", title="Drafts of a pass"),
     Column(key="sampling", title="Tokens chosen"),
     Column(key="strict", title="Strict"),
     Column(key="prompts", title="Prompts"),
@@ -107,7 +108,9 @@ def is_complete(store: Store, task: Task, names: Sequence[str]) -> bool:
 @click.option("--few", type=int, default=40, show_default=True, help="Prompts for other k.")
 @click.option("--longest", type=int, default=400, show_default=True, help="Most prompt tokens.")
 @click.option("--new-tokens", type=int, default=64, show_default=True)
-@click.option("--only", multiple=True, metavar="TASK", help="Such as k4-greedy; repeat for more.")
+@click.option(
+    "--only", multiple=True, metavar="TASK", help="Such as planned-greedy; repeat for more."
+)
 @click.option("--threads", type=int, default=1, show_default=True)
 @click.option(
     "--state", type=click.Path(path_type=Path), default=Path(".measurements/exactness.json")

@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +21,7 @@ from la_export.bench.results import Cell
 from la_export.verify.tokens import Comparison, Verdict, compare_tokens
 from la_runtime.generation import Engine
 from la_runtime.sampling import SamplingParams
+from la_runtime.source_names import SourceName
 
 __all__ = [
     "MAIN_K",
@@ -44,13 +45,11 @@ class Sampling(StrEnum):
     GREEDY = "greedy"
     SAMPLED = "sampled"
 
-    def params(self, *, seed: int, k: int, strict: bool, new_tokens: int) -> SamplingParams:
-        """The request."""
+    def params(self, *, seed: int, new_tokens: int) -> SamplingParams:
+        """The request, but for how it is drafted."""
         if self is Sampling.GREEDY:
-            return SamplingParams(k=k, strict=strict, max_new_tokens=new_tokens)
+            return SamplingParams(max_new_tokens=new_tokens)
         return SamplingParams(
-            k=k,
-            strict=strict,
             max_new_tokens=new_tokens,
             temperature=0.8,
             top_p=0.95,
@@ -69,12 +68,15 @@ class Task:
         k: lookahead length.
         sampling: how tokens are chosen.
         num_prompts: the first so many prompts.
+        is_planned: whether drafts are those of all sources, in trees, as many as pay; else they
+            are those of k slots, in a chain.
         strict_below: choices of a smaller margin are made again; None makes none again.
     """
 
     k: int
     sampling: Sampling
     num_prompts: int
+    is_planned: bool = False
     strict_below: float | None = None
 
     @property
@@ -86,6 +88,8 @@ class Task:
     def name(self) -> str:
         """What the command line calls it."""
         how = "plain" if self.k == 0 else f"k{self.k}"
+        if self.is_planned:
+            how = "planned"
         return f"{how}-{self.sampling}" + ("-strict" if self.is_strict else "")
 
     @property
@@ -102,7 +106,8 @@ class Task:
 def make_tasks(ks: Sequence[int], *, many: int, few: int, strict_below: float) -> tuple[Task, ...]:
     """Lookahead decodings to compare: `many` prompts for `MAIN_K`, `few` for other lengths.
 
-    Strict decoding is compared for `MAIN_K` alone, and only where some choice would be made again.
+    Strict and planned decoding are compared for `MAIN_K` alone, strict decoding only where some
+    choice would be made again.
 
     Args:
         ks: lookahead lengths.
@@ -121,7 +126,12 @@ def make_tasks(ks: Sequence[int], *, many: int, few: int, strict_below: float) -
         if k == MAIN_K and strict_below > 0
         for sampling in Sampling
     ]
-    return (*plainly, *strictly)
+    planned = [
+        Task(k=MAIN_K, sampling=sampling, num_prompts=many, is_planned=True)
+        for sampling in Sampling
+        if MAIN_K in ks
+    ]
+    return (*plainly, *planned, *strictly)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,8 +206,11 @@ def decode(
         index: of the prompt; the seed of sampling.
         new_tokens: most tokens.
     """
-    params = task.sampling.params(
-        seed=index, k=task.k, strict=task.is_strict, new_tokens=new_tokens
+    params = replace(
+        task.sampling.params(seed=index, new_tokens=new_tokens),
+        k=task.k,
+        sources=tuple(SourceName) if task.is_planned else None,
+        strict=task.is_strict,
     )
     margins: list[float] = []
     with engine.prefill(prompt, params) as state:
@@ -323,6 +336,7 @@ def judge(
     row: dict[str, Cell] = {
         "compared": "plain",
         "k": task.k,
+        "drafts": "planned" if task.is_planned else "k",
         "sampling": task.sampling.value,
         "strict": "yes" if task.is_strict else "no",
         "prompts": len(names),

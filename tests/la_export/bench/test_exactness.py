@@ -57,6 +57,8 @@ def test_all_prompts_are_for_k_4_which_alone_is_strict():
         ("k4-sampled", 200),
         ("k2-greedy", 40),
         ("k2-sampled", 40),
+        ("planned-greedy", 200),
+        ("planned-sampled", 200),
         ("k4-greedy-strict", 200),
         ("k4-sampled-strict", 200),
     ]
@@ -67,7 +69,12 @@ def test_all_prompts_are_for_k_4_which_alone_is_strict():
 def test_nothing_is_strict_where_no_choice_would_be_made_again():
     tasks = make_tasks((4,), many=200, few=40, strict_below=0.0)
 
-    assert [task.name for task in tasks] == ["k4-greedy", "k4-sampled"]
+    assert [task.name for task in tasks] == [
+        "k4-greedy",
+        "k4-sampled",
+        "planned-greedy",
+        "planned-sampled",
+    ]
 
 
 def test_first_turns_come_first_group_by_group_and_long_ones_are_left_out(engine):
@@ -96,9 +103,9 @@ def test_sampled_runs_depend_on_the_prompt_s_place_and_greedy_ones_do_not(engine
 
 
 @pytest.mark.parametrize("sampling", Sampling)
-@pytest.mark.parametrize("strict_below", [None, 1e-3])
-def test_a_tiny_bundle_decodes_with_lookaheads_as_plainly(engine, store, sampling, strict_below):
-    task = Task(k=4, sampling=sampling, num_prompts=2, strict_below=strict_below)
+@pytest.mark.parametrize("way", [{}, {"strict_below": 1e-3}, {"is_planned": True}])
+def test_a_tiny_bundle_decodes_with_drafts_as_plainly(engine, store, sampling, way):
+    task = Task(k=4, sampling=sampling, num_prompts=2, **way)
     prompts = {name: engine.encode(name, chat=True) for name in ("The cat", "A dog")}
     for one in (task, task.plain):
         runs = {
@@ -133,6 +140,7 @@ def test_the_verdict_names_each_difference_with_its_margin(store):
     assert row == {
         "compared": "plain",
         "k": 4,
+        "drafts": "k",
         "sampling": "greedy",
         "strict": "no",
         "prompts": 3,
@@ -202,11 +210,15 @@ def test_the_script_shares_its_work_and_publishes_when_all_is_done(documented_bu
     assert done.returncode == 0, done.stderr
     assert "k4-greedy: 3 of 3" not in done.stderr, "decoded before"
     result = json.loads((tmp_path / "exactness.json").read_text())
-    assert [(row["k"], row["sampling"], row["strict"]) for row in result["rows"]] == [
-        (4, "greedy", "no"),
-        (4, "sampled", "no"),
-        (2, "greedy", "no"),
-        (2, "sampled", "no"),
+    assert [
+        (row["k"], row["drafts"], row["sampling"], row["strict"]) for row in result["rows"]
+    ] == [
+        (4, "k", "greedy", "no"),
+        (4, "k", "sampled", "no"),
+        (2, "k", "greedy", "no"),
+        (2, "k", "sampled", "no"),
+        (4, "planned", "greedy", "no"),
+        (4, "planned", "sampled", "no"),
     ]
     assert all(row["equal"] == row["prompts"] for row in result["rows"])
     assert result["facts"]["not_equal"] == []
