@@ -44,8 +44,8 @@ def measure_costs(backend: Backend, *, context: int) -> StepCosts:
     finally:
         state.close()
     # The first of each makes buffers.
-    points = [(count, median(seconds[1:])) for count, seconds in samples.items()]
-    return StepCosts(points, widths=backend.widths)
+    points = [(count, 1000 * median(seconds[1:])) for count, seconds in samples.items()]
+    return StepCosts.measured(points, widths=backend.widths)
 
 
 def _read(

@@ -704,7 +704,8 @@ def _find_costs(bundle: Bundle, backend: str, threads: int, widths: tuple[int, .
     def closeness(times: StepTimes) -> tuple[bool, int]:
         return times.processor == processor, -abs(times.threads - wanted)
 
-    return StepCosts.measured(max(measured, key=closeness), widths=widths)
+    times = [(time.rows, time.median_ms) for time in max(measured, key=closeness).times]
+    return StepCosts.measured(times, widths=widths)
 
 
 def _check_certificate(bundle: Bundle, backend: str, threads: int) -> None:

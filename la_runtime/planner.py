@@ -16,7 +16,6 @@ from la_runtime.block import block_width
 from la_runtime.drafting.candidates import RankedTree
 from la_runtime.layout import NO_DRAFTS, DraftTree, Group, Layout
 from la_runtime.source_names import SourceName
-from la_runtime.step_times import StepTimes
 
 __all__ = [
     "ASSUMED_COSTS",
@@ -141,6 +140,10 @@ class FixedPlanner:
         )
 
 
+# Choosing drafts, and making a block that no earlier pass had, beside a pass of SmolLM2-135M.
+_DRAFTING_MS: Final = 0.4
+
+
 class StepCosts:
     """Time of a pass by its rows.
 
@@ -161,9 +164,14 @@ class StepCosts:
         self._costs: list[float] = [0.0]
 
     @classmethod
-    def measured(cls, times: StepTimes, *, widths: tuple[int, ...] = ()) -> StepCosts:
-        """Of what a manifest records."""
-        return cls([(time.rows, time.median_ms) for time in times.times], widths=widths)
+    def measured(cls, times: Sequence[tuple[int, float]], *, widths: tuple[int, ...]) -> StepCosts:
+        """Of measured passes: with what drafting takes beside the pass.
+
+        Args:
+            times: numbers of rows, ascending, and milliseconds.
+            widths: see above.
+        """
+        return cls([(rows, ms + _DRAFTING_MS * (rows > 1)) for rows, ms in times], widths=widths)
 
     def __call__(self, num_rows: int) -> float:
         """Time of a pass of so many rows."""
@@ -189,7 +197,9 @@ ASSUMED_COSTS: Final = StepCosts([(1, 1.0), (9, 1.5), (17, 2.0), (33, 3.0)])
 # one carries the smallest, to see whether slots have become worth their rows.
 _GROUPS: Final = ((1, 2), (2, 2), (3, 2), (1, 4))
 _PASSES_BETWEEN_PROBES: Final = 48
-_FIRST_GAIN: Final = 0.3
+_FIRST_GAIN: Final = 0.2
+# What drafts have to promise: their chances and the times are estimates.
+_LEAST_SPEEDUP: Final = 1.03
 _GAIN_WEIGHT: Final = 0.06
 
 
@@ -232,7 +242,7 @@ class CostPlanner:
         """See `Planner.plan`."""
         chosen = ranked.first(self._count_drafts(ranked.chances, batch))
         if self._last_covered:
-            self._weigh_slots(chosen)
+            self._weigh_slots(chosen, batch)
         groups = self._place_groups(chosen, batch)
         is_plain = not groups and not chosen.chances
         return StepPlan(
@@ -242,21 +252,30 @@ class CostPlanner:
             plain_because=_why_plain(ranked) if is_plain else None,
         )
 
-    def _weigh_slots(self, chosen: RankedTree) -> None:
-        """Count what the groups of the last pass have added to this one."""
-        own = sum(
+    def _weigh_slots(self, chosen: RankedTree, batch: int) -> None:
+        """Count what the groups of the last pass have added to this one.
+
+        That is the tokens that drafts of slots alone promise, less those that other passes give in
+        the time their rows take.
+        """
+        own = [
             chance
             for chance, sources in zip(chosen.chances, chosen.sources, strict=True)
             if sources == {SourceName.LOOKAHEAD}
-        )
+        ]
+        rows = 1 + len(chosen.chances)
+        cost = self._costs(batch * rows)
+        without = self._costs(batch * (rows - len(own)))
+        speed = (1.0 + sum(chosen.chances)) / cost
+        added = max(0.0, sum(own) - speed * (cost - without))
         self._num_weighed += 1
         weight = max(_GAIN_WEIGHT, 1 / (1 + self._num_weighed))
-        self._added += weight * (own - self._added)
+        self._added += weight * (added - self._added)
         self._covered += weight * (self._last_covered - self._covered)
 
     def _count_drafts(self, chances: Sequence[float], batch: int) -> int:
         """How many of the drafts are worth their rows."""
-        tokens, best, num_drafts = 1.0, 1.0 / self._costs(batch), 0
+        tokens, best, num_drafts = 1.0, _LEAST_SPEEDUP / self._costs(batch), 0
         for count, chance in enumerate(chances, 1):
             tokens += chance
             speed = tokens / self._costs(batch * (1 + count))
