@@ -56,6 +56,20 @@ def test_text_goes_to_stdout_and_statistics_to_stderr(tiny_bundle, engine):
         assert line in re.sub(" +", " ", result.stderr)
 
 
+def test_sources_are_counted_and_the_text_is_the_same(tiny_bundle, engine):
+    expected = engine.generate(PROMPT, k=0, max_new_tokens=12)
+
+    result = run(
+        tiny_bundle, "--prompt", PROMPT, "--sources", "suffix, recycled", "--drafts", 4,
+        "--calibrate", "--max-new-tokens", 12, "--stats",
+    )  # fmt: skip
+
+    assert result.exit_code == ExitCode.DONE
+    assert result.stdout == expected.text + "\n"
+    assert re.search(r"  by (suffix|recycled) +\d+ of \d+ accepted", result.stderr)
+    assert "by lookahead" not in result.stderr
+
+
 def test_json_has_the_fields_of_the_api(tiny_bundle, engine):
     expected = engine.generate(PROMPT, chat=True, k=4, layout="full", max_new_tokens=9)
 
@@ -128,6 +142,9 @@ def test_threshold_reports_agreement(tiny_bundle):
     ("arguments", "code", "message"),
     [
         (["--k", "-1"], ExitCode.USAGE, "error: k must be 0 or more, got -1"),
+        (["--sources", "oracle"], ExitCode.USAGE, "error: sources must be among 'lookahead',"),
+        (["--sources", ","], ExitCode.USAGE, "error: sources names none; leave it out"),
+        (["--drafts", "3"], ExitCode.USAGE, "error: drafts is for requests that name sources"),
         (["--k", "5"], ExitCode.USAGE, "largest this bundle was built for, 4; got 5"),
         (["--select", "threshold", "--tau", "1.5"], ExitCode.USAGE, "tau must be a probability"),
         (["--select", "threshold"], ExitCode.USAGE, "needs tau"),
