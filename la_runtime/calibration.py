@@ -14,7 +14,7 @@ import numpy as np
 from la_runtime.backends.base import Backend, CacheSizing, CacheState, Outputs
 from la_runtime.block import Part, block_width, make_step_inputs
 from la_runtime.layout import make_rows
-from la_runtime.planner import StepCosts
+from la_runtime.step_costs import StepCosts
 
 __all__ = ["measure_costs"]
 

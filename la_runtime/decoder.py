@@ -15,11 +15,12 @@ from la_runtime.choosing import Choice, Chooser
 from la_runtime.drafter import Drafter, make_chain, make_sources
 from la_runtime.errors import UsageError
 from la_runtime.layout import GroupMask, Layout
-from la_runtime.planner import ASSUMED_COSTS, CostPlanner, FixedPlanner, StepCosts
+from la_runtime.planner import CostPlanner, FixedPlanner
 from la_runtime.sampling import SamplingParams, Select
 from la_runtime.sequence import StepResult, TokenSequence
 from la_runtime.source_names import SourceName
 from la_runtime.stats import GenerationStats
+from la_runtime.step_costs import ASSUMED_COSTS, StepCosts
 from la_runtime.stopping import TokenListener
 
 __all__ = [

@@ -36,7 +36,6 @@ from la_runtime.decoder import (
 )
 from la_runtime.digests import DigestCheck
 from la_runtime.errors import UsageError
-from la_runtime.planner import ASSUMED_COSTS, StepCosts
 from la_runtime.prompts import Message, Prompt, as_lists, is_messages, is_single
 from la_runtime.replies import (
     AsyncGenerationStream,
@@ -53,6 +52,7 @@ from la_runtime.scheduler import DEFAULT_MAX_QUEUE, Job, Observer, Scheduler
 from la_runtime.sequence import StepResult, TokenSequence
 from la_runtime.source_names import SourceName
 from la_runtime.stats import GenerationStats, StepEvent
+from la_runtime.step_costs import ASSUMED_COSTS, StepCosts
 from la_runtime.step_times import StepTimes
 from la_runtime.text import GeneratedText
 from la_runtime.tokenizer import Tokenizer

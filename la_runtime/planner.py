@@ -12,19 +12,17 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, Protocol
 
-from la_runtime.block import block_width
 from la_runtime.drafting.candidates import RankedTree
 from la_runtime.layout import NO_DRAFTS, DraftTree, Group, Layout
 from la_runtime.source_names import SourceName
+from la_runtime.step_costs import StepCosts
 
 __all__ = [
-    "ASSUMED_COSTS",
     "NO_PLAN",
     "CostPlanner",
     "FixedPlanner",
     "PlainReason",
     "Planner",
-    "StepCosts",
     "StepPlan",
 ]
 
@@ -139,59 +137,6 @@ class FixedPlanner:
             groups=self._layout.groups(len(chosen.chances), self._k),
         )
 
-
-# Choosing drafts, and making a block that no earlier pass had, beside a pass of SmolLM2-135M.
-_DRAFTING_MS: Final = 0.4
-
-
-class StepCosts:
-    """Time of a pass by its rows.
-
-    Between two numbers of rows that were measured it is taken from the line through them, behind
-    the last from the line through the last two. A pass of more rows never counts as cheaper.
-
-    Args:
-        points: numbers of rows and the time of each, ascending, in any unit.
-        widths: block widths that passes are padded to; empty where they are not.
-    """
-
-    def __init__(
-        self, points: Sequence[tuple[int, float]], *, widths: tuple[int, ...] = ()
-    ) -> None:
-        assert points, "costs are measured somewhere"
-        self._points = list(points)
-        self._widths = widths
-        self._costs: list[float] = [0.0]
-
-    @classmethod
-    def measured(cls, times: Sequence[tuple[int, float]], *, widths: tuple[int, ...]) -> StepCosts:
-        """Of measured passes: with what drafting takes beside the pass.
-
-        Args:
-            times: numbers of rows, ascending, and milliseconds.
-            widths: see above.
-        """
-        return cls([(rows, ms + _DRAFTING_MS * (rows > 1)) for rows, ms in times], widths=widths)
-
-    def __call__(self, num_rows: int) -> float:
-        """Time of a pass of so many rows."""
-        costs = self._costs
-        while len(costs) <= num_rows:
-            found = self._line(block_width(len(costs), self._widths))
-            costs.append(max(found, costs[-1]))
-        return costs[num_rows]
-
-    def _line(self, num_rows: int) -> float:
-        points = self._points
-        if len(points) == 1 or num_rows <= points[0][0]:
-            return points[0][1]
-        end = next((i for i, (rows, _) in enumerate(points) if rows >= num_rows), len(points) - 1)
-        (low, before), (high, after) = points[end - 1], points[end]
-        return before + (after - before) * (num_rows - low) / (high - low)
-
-
-ASSUMED_COSTS: Final = StepCosts([(1, 1.0), (9, 1.5), (17, 2.0), (33, 3.0)])
-"""Of a bundle that was never measured: a pass of 17 rows takes as long as two of one."""
 
 # Groups and slots of each that a pass may carry, and how many passes without any there are before
 # one carries the smallest, to see whether slots have become worth their rows.

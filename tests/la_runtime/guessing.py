@@ -12,9 +12,10 @@ from la_runtime.drafter import Drafter, Source, make_sources
 from la_runtime.drafting.candidates import Candidates
 from la_runtime.drafting.news import PassNews
 from la_runtime.layout import Layout
-from la_runtime.planner import CostPlanner, FixedPlanner, Planner, StepCosts
+from la_runtime.planner import CostPlanner, FixedPlanner, Planner
 from la_runtime.sampling import SamplingParams, Select
 from la_runtime.source_names import SourceName
+from la_runtime.step_costs import StepCosts
 
 __all__ = ["GuessingDecoder", "GuessingSource"]
 

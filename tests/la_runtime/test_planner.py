@@ -7,8 +7,9 @@ import pytest
 
 from la_runtime.drafting.candidates import NO_RANKING, RankedTree
 from la_runtime.layout import DraftTree, Group, Layout
-from la_runtime.planner import CostPlanner, FixedPlanner, PlainReason, StepCosts
+from la_runtime.planner import CostPlanner, FixedPlanner, PlainReason
 from la_runtime.source_names import SourceName
+from la_runtime.step_costs import StepCosts
 
 SUFFIX, LOOKAHEAD = frozenset({SourceName.SUFFIX}), frozenset({SourceName.LOOKAHEAD})
 
@@ -21,18 +22,6 @@ def ranked(*chances, source=SUFFIX, parents=None):
         chances=chances,
         sources=(source,) * count,
     )
-
-
-def test_costs_follow_the_line_between_measured_points_and_never_fall():
-    costs = StepCosts([(1, 10.0), (3, 14.0), (4, 13.0), (8, 21.0)])
-
-    assert [costs(rows) for rows in (1, 2, 3, 4, 6, 8, 10)] == [10, 12, 14, 14, 17, 21, 25]
-
-
-def test_a_pass_costs_what_its_padded_width_costs():
-    costs = StepCosts([(1, 10.0), (8, 17.0), (16, 25.0)], widths=(1, 8, 16))
-
-    assert [costs(rows) for rows in (1, 2, 8, 9)] == [10, 17, 17, 25]
 
 
 def test_drafts_are_verified_while_each_gives_more_than_its_row_takes():

@@ -11,8 +11,8 @@ from la_runtime import Engine, SamplingParams
 from la_runtime.backends import read_processor
 from la_runtime.bundle import Bundle, open_bundle
 from la_runtime.generation import _find_costs
-from la_runtime.planner import ASSUMED_COSTS, StepCosts
 from la_runtime.source_names import SourceName
+from la_runtime.step_costs import ASSUMED_COSTS, StepCosts
 from la_runtime.step_times import StepTime, StepTimes
 
 PROMPT = "the cat sat on the mat and the cat sat on"

@@ -1,0 +1,64 @@
+"""How long a pass takes by its rows, for whoever chooses how many it has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Final
+
+from la_runtime.block import block_width
+
+__all__ = ["ASSUMED_COSTS", "StepCosts"]
+
+# Choosing drafts, and making a block that no earlier pass had, beside a pass of SmolLM2-135M.
+_DRAFTING_MS: Final = 0.4
+
+
+class StepCosts:
+    """Time of a pass by its rows.
+
+    Between two numbers of rows that were measured it is taken from the line through them, behind
+    the last from the line through the last two. A pass of more rows never counts as cheaper.
+
+    Args:
+        points: numbers of rows and the time of each, ascending, in any unit.
+        widths: block widths that passes are padded to; empty where they are not.
+    """
+
+    def __init__(
+        self, points: Sequence[tuple[int, float]], *, widths: tuple[int, ...] = ()
+    ) -> None:
+        assert points, "costs are measured somewhere"
+        least = accumulate((cost for _, cost in points), max)
+        self._points = [(rows, cost) for (rows, _), cost in zip(points, least, strict=True)]
+        self._widths = widths
+        self._known: dict[int, float] = {}
+
+    @classmethod
+    def measured(cls, times: Sequence[tuple[int, float]], *, widths: tuple[int, ...]) -> StepCosts:
+        """Of measured passes: with what drafting takes beside the pass.
+
+        Args:
+            times: numbers of rows, ascending, and milliseconds.
+            widths: see above.
+        """
+        return cls([(rows, ms + _DRAFTING_MS * (rows > 1)) for rows, ms in times], widths=widths)
+
+    def __call__(self, num_rows: int) -> float:
+        """Time of a pass of so many rows."""
+        found = self._known.get(num_rows)
+        if found is None:
+            found = self._known[num_rows] = self._line(block_width(num_rows, self._widths))
+        return found
+
+    def _line(self, num_rows: int) -> float:
+        points = self._points
+        if len(points) == 1 or num_rows <= points[0][0]:
+            return points[0][1]
+        end = next((i for i, (rows, _) in enumerate(points) if rows >= num_rows), len(points) - 1)
+        (low, before), (high, after) = points[end - 1], points[end]
+        return before + (after - before) * (num_rows - low) / (high - low)
+
+
+ASSUMED_COSTS: Final = StepCosts([(1, 1.0), (9, 1.5), (17, 2.0), (33, 3.0)])
+"""Of a bundle that was never measured: a pass of 17 rows takes as long as two of one."""
