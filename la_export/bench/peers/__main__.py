@@ -17,10 +17,10 @@ import click
 from la_export.bench.peers.contest import Settings, Standing, hold_contest
 from la_export.bench.peers.entries import (
     Field,
+    check_k,
     check_names,
     make_bundle_contestants,
     make_field,
-    pick_k,
 )
 from la_export.bench.peers.figures import lap_rows, make_columns, make_rows, make_runs
 from la_export.bench.peers.programs import PeerWeights, Program, make_programs
@@ -52,7 +52,7 @@ def _say(line: str) -> None:
     help="Bundle of ours that takes part; again for more. Ratios are over the first.",
 )
 @click.option("--model", default="smollm2-135m", show_default=True, help="What it was built from.")
-@click.option("--k", type=click.IntRange(min=1), help="Lookahead length.  [default: the largest]")
+@click.option("--k", type=click.IntRange(min=1), help="Slots alone.  [default: planned]")
 @click.option("--peers", metavar="NAME,...", default="", help="Only these.  [default: all]")
 @click.option(
     "--environments",
@@ -120,6 +120,9 @@ def main(
     )
     if task.bundles[0].manifest.model.source_digest != source.digest():
         raise UsageError(f"{bundles[0]} was not built from {model}; name its source with --model")
+    if k is not None:
+        for bundle in task.bundles:
+            check_k(bundle.folder, bundle.manifest, k)
     ours = _enter_bundles(task, k)
     _say(f"what the programs print goes to {cache / 'logs'}")
     settings = Settings(rounds=rounds, new_tokens=new_tokens, minutes=minutes, logs=cache / "logs")
@@ -131,7 +134,7 @@ def main(
 
 
 def _enter_bundles(task: Task, k: int | None) -> tuple[Contestant, ...]:
-    """Each bundle of ours, plain and with lookaheads."""
+    """Each bundle of ours, plain and with drafts."""
     names = [bundle.folder.name for bundle in task.bundles]
     return tuple(
         contestant
@@ -140,7 +143,7 @@ def _enter_bundles(task: Task, k: int | None) -> tuple[Contestant, ...]:
             name if names.count(name) == 1 else str(bundle.folder),
             bundle.folder,
             bundle.manifest,
-            k=pick_k(bundle.folder, bundle.manifest, k),
+            k=k,
             need=task.need,
         )
     )

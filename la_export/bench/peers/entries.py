@@ -19,10 +19,10 @@ __all__ = [
     "OURS",
     "Field",
     "Need",
+    "check_k",
     "check_names",
     "make_bundle_contestants",
     "make_field",
-    "pick_k",
 ]
 
 OURS = "Lookahead Attention"
@@ -73,36 +73,37 @@ def check_names(wanted: Sequence[str], programs: Sequence[Program]) -> tuple[Pro
     return tuple(known[name] for name in dict.fromkeys(wanted)) or tuple(programs)
 
 
-def pick_k(folder: Path, manifest: Manifest, wanted: int | None) -> int:
-    """Lookahead length to decode with: the wanted one, or the largest built.
+def check_k(folder: Path, manifest: Manifest, wanted: int) -> None:
+    """Refuse a lookahead length that a bundle was not built for.
 
     Raises:
-        UsageError: the bundle was not built for it.
+        UsageError: it was not.
     """
     built = manifest.lookahead_lengths
-    if wanted is not None and wanted not in built:
+    if wanted not in built:
         raise UsageError(
             f"{folder} was not built for k = {wanted}; choose --k of "
             f"{', '.join(map(str, built))}, or build it again"
         )
-    return max(built) if wanted is None else wanted
 
 
 def make_bundle_contestants(
-    name: str, folder: Path, manifest: Manifest, *, k: int, need: Need
+    name: str, folder: Path, manifest: Manifest, *, k: int | None, need: Need
 ) -> tuple[Contestant, ...]:
-    """A bundle of ours, plain and with lookaheads.
+    """A bundle of ours, plain and with drafts.
 
     Args:
         name: what the table calls the bundle.
         folder: where it is.
         manifest: of it.
-        k: lookahead length of the second.
+        k: slots of the second, a draft each; None plans over drafts of every source.
         need: of all processes.
     """
     ways: Sequence[tuple[PeerMode, str, Mapping[str, Option]]] = (
         (PeerMode.PLAIN, "plain", {"k": 0}),
-        (PeerMode.BEST, f"lookahead, k = {k}", {"k": k}),
+        (PeerMode.BEST, "planned", {})
+        if k is None
+        else (PeerMode.BEST, f"lookahead, k = {k}", {"k": k}),
     )
     return tuple(
         Contestant(

@@ -11,10 +11,10 @@ from la_export.bench.peers.contest import Settings, Standing, hold_contest
 from la_export.bench.peers.entries import (
     Field,
     Need,
+    check_k,
     check_names,
     make_bundle_contestants,
     make_field,
-    pick_k,
 )
 from la_export.bench.peers.environments import Environment
 from la_export.bench.peers.programs import PeerWeights, Program, Way
@@ -109,6 +109,15 @@ def test_weights_that_cannot_be_made_leave_the_other_precision(
     assert set(field.absent) == {"one, int4, plain", "one, int4, copying"}
 
 
+def test_a_bundle_takes_part_plain_and_planned() -> None:
+    manifest: Any = SimpleNamespace(precision="int8", lookahead_lengths=(2, 4))
+
+    _, best = make_bundle_contestants("small", Path("engines"), manifest, k=None, need=NEED)
+
+    assert (best.entry.mode, best.entry.mode_name) == (PeerMode.BEST, "planned")
+    assert best.job.options == {}
+
+
 def test_a_bundle_takes_part_plain_and_with_lookaheads() -> None:
     manifest: Any = SimpleNamespace(precision="int8", lookahead_lengths=(2, 4))
 
@@ -119,13 +128,12 @@ def test_a_bundle_takes_part_plain_and_with_lookaheads() -> None:
     assert plain.name == "Lookahead Attention (small), int8, plain"
 
 
-def test_k_is_the_largest_built_unless_another_is_wanted() -> None:
+def test_a_k_that_was_not_built_is_refused() -> None:
     manifest: Any = SimpleNamespace(lookahead_lengths=(2, 4))
 
-    assert pick_k(Path("small"), manifest, None) == 4
-    assert pick_k(Path("small"), manifest, 2) == 2
+    check_k(Path("small"), manifest, 2)
     with pytest.raises(UsageError, match="small was not built for k = 3; choose --k of 2, 4"):
-        pick_k(Path("small"), manifest, 3)
+        check_k(Path("small"), manifest, 3)
 
 
 def test_only_the_peers_that_were_named_take_part() -> None:
