@@ -485,7 +485,7 @@ def test_the_layer_is_looked_for_only_when_logits_differ(tiny, tmp_path):
     run(FarOff())
     assert asked[-1].position_ids == tuple(range(216, 256))
     report = run(Other())
-    assert "of their range (at most 1e-04)" in report.results[1].detail
+    assert "of their range (at most 0.0001)" in report.results[1].detail
 
 
 def test_a_search_that_breaks_off_leaves_the_report(tiny, monkeypatch):
