@@ -97,9 +97,9 @@ _TOLERANCES: Final = {
     # An activation that is one ULP off can round to another integer, and the next layers carry that
     # on until it is as large as the rounding itself. So PyTorch and a graph, which sum in other
     # orders, are apart on SmolLM2-135M, and PyTorch is as far from itself when its embeddings are
-    # off by a millionth (scripts/int8.py, docs/results/int8.json): on prompts by up to 0.03 and 0.04
-    # of the range, with another best token at 4 % of the positions; on tokens at random by up to
-    # 0.37 and 0.38, at single places, with another best token at 8 and 10 %. Numbers that went
+    # off by a millionth (scripts/int8.py, docs/results/int8.json): on prompts by up to 0.03 and
+    # 0.04 of the range, with another best token at 4 % of the positions; on tokens at random by up
+    # to 0.37 and 0.38, at single places, with another best token at 8 and 10 %. Numbers that went
     # through many layers say little about a graph; what it does to floats, each product by itself,
     # and bits at other widths say more.
     Precision.INT8: Tolerance(
