@@ -14,6 +14,7 @@ from la_export.bench.speed.record import (
     AnswerFigures,
     BundleRun,
     DecodeRun,
+    Section,
     SpeedRecord,
     StepPoint,
     read_record,
@@ -35,7 +36,11 @@ class ResultTable:
 
 
 def make_tables(record: SpeedRecord) -> tuple[ResultTable, ...]:
-    """The tables of everything that was measured; those without rows are left out."""
+    """The tables of everything that was measured; those without rows are left out.
+
+    Figures of bundles go with their memory: a run of other parts would leave gaps in that table.
+    """
+    has_memory = Section.MEMORY in record.settings.sections
     tables = (
         _table("speed", _DECODING, _decoding_rows(record)),
         _table("speed_without_loops", _DECODING, _decoding_rows(record, without_loops=True)),
@@ -43,8 +48,14 @@ def make_tables(record: SpeedRecord) -> tuple[ResultTable, ...]:
         _table("speed_acceptance", _ACCEPTANCE, _acceptance_rows(record)),
         _table("speed_steps", _STEPS, _step_rows(record)),
         _table("speed_growth", _GROWTH, _growth_rows(record)),
-        _table("speed_bundles", _BUNDLES, _bundle_rows(record)),
-        _table("speed_transient", _TRANSIENT, _transient_rows(record)),
+        *(
+            (
+                _table("speed_bundles", _BUNDLES, _bundle_rows(record)),
+                _table("speed_transient", _TRANSIENT, _transient_rows(record)),
+            )
+            if has_memory
+            else ()
+        ),
     )
     return tuple(table for table in tables if table.rows)
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from la_export.bench.results import write_result
 from la_export.bench.speed.published import make_tables
+from la_export.bench.speed.record import Section
 from la_export.bench.tables import render_table
 from tests.la_export.bench.speed.records import make_record
 
@@ -57,3 +58,13 @@ def test_tables_of_what_was_not_measured_are_left_out() -> None:
     names = {table.name for table in make_tables(make_record())}
 
     assert "speed_transient" not in names
+
+
+def test_a_run_without_memory_leaves_the_table_of_bundles_alone() -> None:
+    record = make_record()
+    settings = record.settings.model_copy(update={"sections": (Section.DECODING,)})
+
+    names = {table.name for table in make_tables(record.model_copy(update={"settings": settings}))}
+
+    assert "speed" in names
+    assert "speed_bundles" not in names
