@@ -17,6 +17,7 @@ from la_runtime.contract import (
     Contract,
     Dtype,
     KvOrder,
+    RowPlaces,
     TensorSpec,
     masked_value,
 )
@@ -37,14 +38,19 @@ _EXAMPLE: Final = Contract(
     kv_dtype=cast("Dtype", "kv_dtype"),
 )
 _SCATTER: Final = dataclasses.replace(_EXAMPLE, cache_form=CacheForm.SCATTER, capacity=1033)
-_GROWING: Final = dataclasses.replace(_SCATTER, capacity=None, kv_order=KvOrder.SEQUENCE_MAJOR)
+_GROWING: Final = dataclasses.replace(
+    _SCATTER,
+    capacity=None,
+    kv_order=KvOrder.SEQUENCE_MAJOR,
+    row_places=RowPlaces.CHOSEN,
+)
 _WIDTH: Final = _EXAMPLE.num_kv_heads * _EXAMPLE.head_dim
-_ENUMS: Final[tuple[type[StrEnum], ...]] = (Dtype, CacheForm, KvOrder)
+_ENUMS: Final[tuple[type[StrEnum], ...]] = (Dtype, CacheForm, KvOrder, RowPlaces)
 
 
 def _render_tensors() -> str:
     """Cache form `concat` in full, then what is otherwise in `scatter`, and there in a variant."""
-    in_variant = "`scatter` without a capacity, `sequence-major`"
+    in_variant = "`scatter` without a capacity, `sequence-major`, `chosen`"
     tables = (
         ("Inputs", _EXAMPLE.inputs),
         ("Outputs", _EXAMPLE.outputs),
