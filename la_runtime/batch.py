@@ -161,13 +161,15 @@ class BlockPolicy:
             UsageError: they can.
         """
         is_fixed = self.cache_sizing is CacheSizing.EXACT
-        if not is_fixed and self.most_rows is None:
+        if not is_fixed and self.most_rows is None and self.most_scored is None:
             return
         k, most_rows = sequence.k, sequence.most_rows
-        if self.most_rows is not None and most_rows > self.most_rows:
+        limits = [limit for limit in (self.most_rows, self.most_scored) if limit is not None]
+        most = min(limits, default=most_rows)
+        if most_rows > most:
             raise UsageError(
                 f"a step with k = {k} and this layout has up to {most_rows} rows, and a pass of "
-                f"this bundle at most {self.most_rows}; choose a smaller k or another layout"
+                f"this bundle at most {most}; choose a smaller k, fewer drafts or another layout"
             )
         if is_fixed and most_rows > max(self.widths):
             raise UsageError(
@@ -299,7 +301,6 @@ class Batch:
             if isinstance(choice, Exception):
                 outcomes.append(choice)
                 continue
-            sequence.learn(part, scores[sequence], choice)
             outcomes.append(sequence.emit(choice))
         self._commit(list(map(_committed_rows, parts, selected, outcomes)))
         if any(map(_is_undecided, selected, outcomes)):
@@ -336,7 +337,6 @@ class Batch:
                 parts[i] = None
                 continue
             sequence.counts.rechecked += 1
-            sequence.learn(part, scores[sequence], choice)
             settled[i] = before.followed_by(sequence.emit(choice))
         self._commit([() if part is None else (0,) for part in parts])
         return settled
@@ -421,12 +421,14 @@ def _select(
     *,
     epsilon: float,
 ) -> Selected | Exception:
-    """Apply the sequence's selection rule to the scores of its rows."""
+    """Apply the sequence's selection rule to the scores of its rows; its drafts' sources hear."""
     try:
         if not sequence.is_threshold:
-            return select_exact(
+            selected = select_exact(
                 sequence.drafts, part, scores, ends=sequence.ends_with, epsilon=epsilon
             )
+            sequence.learn(part, scores, selected)
+            return selected
         _count_agreement(sequence, part, scores)
         assert sequence.params.tau is not None, "checked by SamplingParams"
         return select_threshold(part, scores, tau=sequence.params.tau, ends=sequence.ends_with)

@@ -309,7 +309,8 @@ class Manifest(Record):
     def _check_portable(cls, contract: Contract) -> Contract:
         is_in_place = contract.cache_form is CacheForm.SCATTER
         has_no_room = is_in_place and contract.capacity is None
-        if has_no_room or contract.kv_order is not KvOrder.HEAD_MAJOR:
+        is_other = has_no_room or contract.row_places is RowPlaces.CHOSEN
+        if is_other or contract.kv_order is not KvOrder.HEAD_MAJOR:
             raise ValueError(
                 f"expected {KvOrder.HEAD_MAJOR} keys and values and, in cache form "
                 f"{CacheForm.SCATTER}, a capacity: other forms are for variants of the graph"

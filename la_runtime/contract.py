@@ -340,8 +340,8 @@ class Contract:
                     name=Name.WRITE_INDEX,
                     axes=(Axis.BATCH, Axis.BLOCK),
                     dtype=Dtype.INT64,
-                    meaning="the cache place of each row; to discard rows, let the next block "
-                    "write over them",
+                    meaning="the cache place of each row; what is not committed stays hidden by "
+                    "the mask until it is written over",
                 ),
             )
         return (

@@ -66,7 +66,8 @@ class Drafter:
         sources: who proposes.
         planner: what is done with it.
         row_places: of the graph. Where they can be chosen, drafts stand so that none can be told
-            from a chain's, and one that cannot stand so is left out.
+            from a chain's, and one that cannot stand so is left out. Where they cannot, only the
+            likeliest path is verified.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Drafter:
         self._sources = sources
         self._planner = planner
         self._is_chosen = row_places is RowPlaces.CHOSEN
+        self._has_read_slots = False
 
     @property
     def most_rows(self) -> int:
@@ -91,6 +93,7 @@ class Drafter:
 
     def learn(self, news: PassNews) -> None:
         """Let every source hear of a pass."""
+        self._has_read_slots = news.goes_on and bool(news.part.rows.groups)
         for source in self._sources.values():
             source.learn(news)
 
@@ -107,8 +110,10 @@ class Drafter:
             most=self._planner.most_drafts,
             max_depth=max_depth,
         )
-        plan = self._planner.plan(ranked, batch=batch)
-        if not self._is_chosen or not plan.drafts.has_branches:
+        if not self._is_chosen:
+            ranked = ranked.likeliest_path()
+        plan = self._planner.plan(ranked, batch=batch, has_read_slots=self._has_read_slots)
+        if not plan.drafts.has_branches:
             return plan
         kept = trim_to_runs(plan.drafts, root_column=root_column)
         if len(kept) < len(plan.sources):

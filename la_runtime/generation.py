@@ -253,7 +253,9 @@ class Engine:
             observer=observer,
             epsilon=_find_epsilon(bundle, backend),
             sources=tuple(SourceName) if k is None else None,
-            costs=_find_costs(bundle, backend, threads, runner.widths),
+            costs=_find_costs(
+                bundle, backend, threads, runner.widths if policy is None else policy.widths
+            ),
         )
 
     def __enter__(self) -> Engine:
@@ -310,8 +312,17 @@ class Engine:
         """Measure how long passes take here and now, for the plans of later requests.
 
         By default they follow what the manifest records of this backend, processor and number of
-        threads, or of the nearest. Call it before the first request: nothing else may run.
+        threads, or of the nearest.
+
+        Raises:
+            UsageError: a request runs or waits; passes would be timed beside it.
         """
+        busy = self.num_waiting + self.num_running  # a request goes from the one to the other
+        if busy:
+            raise UsageError(
+                f"calibrate measures passes alone, and {busy} requests run or wait; call it before "
+                "the first one"
+            )
         self._decoder.costs = measure_costs(self.backend, context=self._decoder.context)
 
     def encode(self, prompt: Prompt, *, chat: bool = False) -> tuple[int, ...]:

@@ -194,6 +194,11 @@ class StepRows:
         return len(self.offsets)
 
     @cached_property
+    def is_in_order(self) -> bool:
+        """Whether every row's key stands in the column behind that of the row before it."""
+        return bool(np.array_equal(self.columns, np.arange(self.num_rows)))
+
+    @cached_property
     def num_columns(self) -> int:
         """Columns from the first row's to the last one's, those where nobody stands included."""
         return int(self.columns.max()) + 1

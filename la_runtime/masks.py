@@ -84,7 +84,7 @@ def _show_block(seen: NDArray[np.generic], rows: StepRows | None, first: int) ->
     num_rows = num_columns = 0
     if rows is not None:
         num_rows, num_columns = rows.num_rows, rows.num_columns
-        if num_columns == num_rows:
+        if rows.is_in_order:
             seen[:num_rows, first : first + num_rows][rows.visible] = 0
         else:
             row, seen_row = np.nonzero(rows.visible)

@@ -15,7 +15,7 @@ Source: onnxruntime, `onnxruntime/core/mlas/lib` (compute.cpp, sgemm.cpp); held 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from la_runtime.layout import DraftTree
@@ -38,9 +38,7 @@ def place_drafts(parents: Sequence[int]) -> tuple[int, ...]:
     columns = [0]
     taken = {0}
     for parent in parents:
-        column = columns[parent] + 1
-        while column in taken:
-            column += COLUMN_STRIDE
+        column = _next_column(columns[parent], taken)
         taken.add(column)
         columns.append(column)
     return tuple(columns[1:])
@@ -49,25 +47,30 @@ def place_drafts(parents: Sequence[int]) -> tuple[int, ...]:
 def trim_to_runs(drafts: DraftTree, *, root_column: int) -> tuple[int, ...]:
     """The drafts that have the bits of a chain, from 1, where the root stands in this column.
 
-    What stands behind one that has not is left out as well. The others keep their columns.
+    What stands behind one that has not is left out as well. The others stand as if it were not
+    there.
 
     Args:
         drafts: the tree.
         root_column: the number of cached tokens, where the root is the only other known one.
     """
-    columns, depths, taken = [0], [0], {0}
+    columns: dict[int, int] = {0: 0}  # of the root and the drafts that are kept
+    taken = {0}
     kept: list[int] = []
-    is_kept = [True]
-    for draft, parent in enumerate(drafts.parents, 1):
-        depth = depths[parent] + 1
-        column = columns[parent] + 1
-        while column in taken:
-            column += COLUMN_STRIDE
-        stays = (root_column + depth) // _RUN == (root_column + column) // _RUN
-        is_kept.append(is_kept[parent] and stays)
-        columns.append(column)
-        depths.append(depth)
-        if is_kept[draft]:
+    for draft, (parent, depth) in enumerate(zip(drafts.parents, drafts.depths, strict=True), 1):
+        if parent not in columns:
+            continue
+        column = _next_column(columns[parent], taken)
+        if (root_column + depth) // _RUN == (root_column + column) // _RUN:
+            columns[draft] = column
             taken.add(column)
             kept.append(draft)
     return tuple(kept)
+
+
+def _next_column(before: int, taken: Collection[int]) -> int:
+    """Where the next draft of a path may stand, behind one in column `before`."""
+    column = before + 1
+    while column in taken:
+        column += COLUMN_STRIDE
+    return column

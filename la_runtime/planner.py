@@ -63,6 +63,7 @@ class StepPlan:
         return replace(
             self,
             drafts=self.drafts.keep(drafts),
+            columns=(),
             sources=tuple([self.sources[draft - 1] for draft in drafts]),
             groups=tuple(
                 [
@@ -94,12 +95,13 @@ class Planner(Protocol):
         """The groups of the pass that ends the prompt."""
         ...
 
-    def plan(self, ranked: RankedTree, *, batch: int) -> StepPlan:
+    def plan(self, ranked: RankedTree, *, batch: int, has_read_slots: bool) -> StepPlan:
         """The next pass.
 
         Args:
             ranked: what may be verified, no more than `most_drafts`.
             batch: sequences that share the pass.
+            has_read_slots: whether the last pass had slots, and what they propose is in `ranked`.
         """
         ...
 
@@ -128,7 +130,7 @@ class FixedPlanner:
         """See `Planner.first`."""
         return self._layout.groups(0, self._k)
 
-    def plan(self, ranked: RankedTree, *, batch: int) -> StepPlan:
+    def plan(self, ranked: RankedTree, *, batch: int, has_read_slots: bool) -> StepPlan:
         """See `Planner.plan`."""
         chosen = ranked.first(self.most_drafts)
         return StepPlan(
@@ -163,11 +165,8 @@ class CostPlanner:
 
     def __init__(self, costs: StepCosts, *, k: int, most_rows: int) -> None:
         self._costs = costs
-        self._sizes = [
-            (groups, slots)
-            for groups, slots in _GROUPS
-            if slots <= k and groups * slots < most_rows
-        ]
+        sizes = dict.fromkeys((groups, min(slots, k)) for groups, slots in _GROUPS) if k else ()
+        self._sizes = [(groups, slots) for groups, slots in sizes if groups * slots < most_rows]
         self.most_rows = most_rows
         self.most_drafts = most_rows - 1
         self._added = _FIRST_GAIN  # by the groups of a pass, and the chance that one stood right
@@ -183,10 +182,10 @@ class CostPlanner:
         self._last_covered = 1.0
         return (Group(0, self._sizes[0][1]),)
 
-    def plan(self, ranked: RankedTree, *, batch: int) -> StepPlan:
+    def plan(self, ranked: RankedTree, *, batch: int, has_read_slots: bool) -> StepPlan:
         """See `Planner.plan`."""
         chosen = ranked.first(self._count_drafts(ranked.chances, batch))
-        if self._last_covered:
+        if has_read_slots:
             self._weigh_slots(chosen, batch)
         groups = self._place_groups(chosen, batch)
         is_plain = not groups and not chosen.chances
@@ -209,8 +208,8 @@ class CostPlanner:
             if sources == {SourceName.LOOKAHEAD}
         ]
         rows = 1 + len(chosen.chances)
-        cost = self._costs(batch * rows)
-        without = self._costs(batch * (rows - len(own)))
+        cost = self._costs(rows, batch)
+        without = self._costs(rows - len(own), batch)
         speed = (1.0 + sum(chosen.chances)) / cost
         added = max(0.0, sum(own) - speed * (cost - without))
         self._num_weighed += 1
@@ -220,10 +219,10 @@ class CostPlanner:
 
     def _count_drafts(self, chances: Sequence[float], batch: int) -> int:
         """How many of the drafts are worth their rows."""
-        tokens, best, num_drafts = 1.0, _LEAST_SPEEDUP / self._costs(batch), 0
+        tokens, best, num_drafts = 1.0, _LEAST_SPEEDUP / self._costs(1, batch), 0
         for count, chance in enumerate(chances, 1):
             tokens += chance
-            speed = tokens / self._costs(batch * (1 + count))
+            speed = tokens / self._costs(1 + count, batch)
             if speed > best:
                 best, num_drafts = speed, count
         return num_drafts
@@ -238,7 +237,7 @@ class CostPlanner:
         tokens = 1.0 + sum(chosen.chances)
         rows = len(ends)
         gain = self._added / self._covered
-        best, best_size = tokens / self._costs(batch * rows), (0, 0)
+        best, best_size = tokens / self._costs(rows, batch), (0, 0)
         if (
             self._since_slots >= _PASSES_BETWEEN_PROBES
             and rows + self._sizes[0][1] <= self.most_rows
@@ -249,7 +248,7 @@ class CostPlanner:
                 if rows + groups * slots > self.most_rows:
                     continue
                 covered = sum(ends[node] for node in likeliest[:groups])
-                speed = (tokens + gain * covered) / self._costs(batch * (rows + groups * slots))
+                speed = (tokens + gain * covered) / self._costs(rows + groups * slots, batch)
                 if speed > best:
                     best, best_size = speed, (groups, slots)
         groups, slots = best_size

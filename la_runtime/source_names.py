@@ -12,7 +12,7 @@ class SourceName(StrEnum):
 
     ``lookahead``: the slots of the last pass.
     ``suffix``: what followed an earlier occurrence of the sequence's last tokens.
-    ``recycled``: what the model thought likely behind a token when it last read that token.
+    ``recycled``: what the model thought likely behind a token when it last verified that token.
     """
 
     LOOKAHEAD = "lookahead"

@@ -21,34 +21,47 @@ class StepCosts:
     the last from the line through the last two. A pass of more rows never counts as cheaper.
 
     Args:
-        points: numbers of rows and the time of each, ascending, in any unit.
+        points: numbers of rows and the time of each at batch 1, ascending, in any unit.
         widths: block widths that passes are padded to; empty where they are not.
+        drafting: what drafting takes beside a pass that has drafts or slots, in the same unit.
     """
 
     def __init__(
-        self, points: Sequence[tuple[int, float]], *, widths: tuple[int, ...] = ()
+        self,
+        points: Sequence[tuple[int, float]],
+        *,
+        widths: tuple[int, ...] = (),
+        drafting: float = 0.0,
     ) -> None:
         assert points, "costs are measured somewhere"
         least = accumulate((cost for _, cost in points), max)
         self._points = [(rows, cost) for (rows, _), cost in zip(points, least, strict=True)]
         self._widths = widths
-        self._known: dict[int, float] = {}
+        self._drafting = drafting
+        self._known: dict[tuple[int, int], float] = {}
 
     @classmethod
     def measured(cls, times: Sequence[tuple[int, float]], *, widths: tuple[int, ...]) -> StepCosts:
-        """Of measured passes: with what drafting takes beside the pass.
+        """Of measured passes.
 
         Args:
             times: numbers of rows, ascending, and milliseconds.
             widths: see above.
         """
-        return cls([(rows, ms + _DRAFTING_MS * (rows > 1)) for rows, ms in times], widths=widths)
+        return cls(times, widths=widths, drafting=_DRAFTING_MS)
 
-    def __call__(self, num_rows: int) -> float:
-        """Time of a pass of so many rows."""
-        found = self._known.get(num_rows)
+    def __call__(self, num_rows: int, batch: int = 1) -> float:
+        """Time of a pass of so many rows per sequence.
+
+        Args:
+            num_rows: of each sequence; one is a plain pass.
+            batch: sequences. Rows of a batch count as so many rows of one sequence.
+        """
+        found = self._known.get((num_rows, batch))
         if found is None:
-            found = self._known[num_rows] = self._line(block_width(num_rows, self._widths))
+            found = self._line(batch * block_width(num_rows, self._widths))
+            found += self._drafting * (num_rows > 1)
+            self._known[num_rows, batch] = found
         return found
 
     def _line(self, num_rows: int) -> float:

@@ -19,6 +19,9 @@ EPSILON_FACTOR = 4
 # Drafts of the deepest path, and wrong ones beside each of its nodes.
 _DEEPEST = 5
 _MOST_BESIDE = 3
+# Now and then a path as long as a copy of the text can be, with a rival for its first token.
+_LONG_PATH = 20
+_SHARE_OF_LONG_PATHS = 0.1
 
 
 def read_logits(
@@ -101,6 +104,8 @@ def _draw_tree(
     parents: list[int] = []
     path: list[int] = []
     node = 0
+    if rng.random() < _SHARE_OF_LONG_PATHS:
+        return _draw_long_path(rng, text[:_LONG_PATH], vocab_size)
     for right in text[: int(rng.integers(_DEEPEST + 1))]:
         beside = rng.integers(vocab_size, size=rng.integers(_MOST_BESIDE + 1)).tolist()
         children = list(dict.fromkeys([*beside, right]))
@@ -114,6 +119,22 @@ def _draw_tree(
             token_ids.append(int(rng.integers(vocab_size)))
             parents.append(wrong)
         path.append(node)
+    return DraftTree(token_ids=tuple(token_ids), parents=tuple(parents)), path
+
+
+def _draw_long_path(
+    rng: np.random.Generator, text: Sequence[int], vocab_size: int
+) -> tuple[DraftTree, list[int]]:
+    """The text as one path, and somewhere among its drafts another one for its first token."""
+    token_ids, parents = list(text), list(range(len(text)))
+    path = list(range(1, len(text) + 1))
+    rival = int(rng.integers(vocab_size))
+    if text and rival != text[0]:
+        place = int(rng.integers(1, len(text) + 1))
+        token_ids.insert(place, rival)
+        parents = [parent + (parent > place) for parent in parents]
+        parents.insert(place, 0)
+        path = [node + (node > place) for node in path]
     return DraftTree(token_ids=tuple(token_ids), parents=tuple(parents)), path
 
 

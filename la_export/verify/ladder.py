@@ -66,6 +66,7 @@ logger = logging.getLogger(__name__)
 # A wider block than any step needs, so that prefill has room beside the lookaheads.
 _PREFILL_ROOM: Final = 32
 _DRAFTS_OF_A_TREE: Final = 10
+_DRAFTS_OF_A_WIDE_TREE: Final = 31
 _CUT_STEP: Final = 5
 _CUT_LENGTHS: Final = 4
 _QUESTION: Final = "Why?"
@@ -352,6 +353,7 @@ class Ladder:
             )
             for k in self.lookahead_lengths
         ]
+        trees += [replace(tree, tree=_DRAFTS_OF_A_WIDE_TREE) for tree in trees[-1:]]
         limits = self.backend.limits
         most = min(limits.block or sys.maxsize, self.most_scored)
         return (*chains, *(tree for tree in trees if tree.max_rows <= most))

@@ -12,7 +12,6 @@ from la_runtime.layout import NO_DRAFTS, DraftTree
 from la_runtime.source_names import SourceName
 
 __all__ = [
-    "NO_CANDIDATES",
     "NO_RANKING",
     "Bigram",
     "Candidates",
@@ -38,8 +37,6 @@ class Candidates:
     parents: tuple[int, ...] = ()
     chances: tuple[float, ...] = ()
 
-
-NO_CANDIDATES: Final = Candidates()
 
 Bigram: TypeAlias = tuple[int, int]
 """Two tokens in a row."""
@@ -70,6 +67,22 @@ class RankedTree:
             ),
             chances=self.chances[:num_drafts],
             sources=self.sources[:num_drafts],
+        )
+
+    def likeliest_path(self) -> RankedTree:
+        """From the root to the likeliest child, and so on: a chain."""
+        path: list[int] = []
+        node = 0
+        for draft, parent in enumerate(self.drafts.parents, 1):
+            if parent == node:  # the first child that comes is the likeliest
+                path.append(draft)
+                node = draft
+        if len(path) == len(self.chances):
+            return self
+        return RankedTree(
+            drafts=self.drafts.keep(path),
+            chances=tuple([self.chances[draft - 1] for draft in path]),
+            sources=tuple([self.sources[draft - 1] for draft in path]),
         )
 
 
@@ -120,7 +133,8 @@ def merge(
     """The likeliest of all candidates, equal paths as one.
 
     A path that several sources propose has the best of their chances: what one knows the others
-    mostly know as well.
+    mostly know as well. Only one of several drafts for the same place can come true, so a less
+    likely one has at most what the likelier ones leave of their parent's chance.
 
     Args:
         proposals: what each source proposes.
@@ -150,6 +164,7 @@ def merge(
             chances[node - 1] = max(chances[node - 1], chance)
             sources[node - 1].add(source)
             merged.append(node)
+    _share_out(parents, chances)
     likeliest = sorted(range(len(chances)), key=chances.__getitem__, reverse=True)
     chosen = [node for node in likeliest if depths[node + 1] <= max_depth][:most]
     renamed = {0: 0} | {node + 1: place for place, node in enumerate(chosen, 1)}
@@ -161,3 +176,22 @@ def merge(
         chances=tuple([chances[node] for node in chosen]),
         sources=tuple([frozenset(sources[node]) for node in chosen]),
     )
+
+
+def _share_out(parents: Sequence[int], chances: list[float]) -> None:
+    """Let the children of a node have no more than its chance together, the likeliest first.
+
+    Args:
+        parents: per candidate its parent, from 1; a parent comes before its children.
+        chances: per candidate; changed in place. What stands behind one shrinks as it does.
+    """
+    children: dict[int, list[int]] = {}
+    for candidate, parent in enumerate(parents):
+        children.setdefault(parent, []).append(candidate)
+    original = chances.copy()
+    for parent, rivals in children.items():  # parents in their order
+        left, before = (chances[parent - 1], original[parent - 1]) if parent else (1.0, 1.0)
+        shrunk = left / before if before else 0.0
+        for candidate in sorted(rivals, key=original.__getitem__, reverse=True):
+            chances[candidate] = min(original[candidate] * shrunk, left)
+            left -= chances[candidate]

@@ -122,10 +122,10 @@ def _slots(news: PassNews) -> range:
 def _weigh(top: tuple[list[int], list[float]], rates: Sequence[HitRate]) -> _Proposals:
     """A slot's best tokens, each with the rate of its probability among them."""
     token_ids, logits = top
+    if not all(map(math.isfinite, logits)):
+        return []  # what no choice depends on can break none
     weights = [math.exp(logit - logits[0]) for logit in logits]
     total = sum(weights)
-    if not math.isfinite(total):
-        return []  # what no choice depends on can break none
     return [
         (token_id, rates[bisect_right(_RANGES, weight / total)])
         for token_id, weight in zip(token_ids, weights, strict=True)

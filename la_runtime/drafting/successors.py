@@ -9,7 +9,7 @@ is right far more often. A tree of them stands behind the root. The idea is that
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from la_runtime.drafting.candidates import Bigram, Candidates, grow
 from la_runtime.drafting.news import PassNews
@@ -19,6 +19,7 @@ __all__ = ["RecycledSource"]
 
 _MOST_CANDIDATES: Final = 32
 _LEAST_CHANCE: Final = 0.01
+_MOST_LISTS: Final = 8192
 # How often the token of each rank came next over the benchmark's answers: where two tokens were
 # known, and where one was.
 _GUESSES_OF_TWO: Final = (0.75, 0.07, 0.04, 0.02, 0.01, 0.01, 0.005, 0.005)
@@ -28,7 +29,7 @@ _GUESSES_OF_ONE: Final = (0.22, 0.09, 0.055, 0.03, 0.02, 0.015, 0.015, 0.01)
 class RecycledSource:
     """A tree of the likely successors of tokens.
 
-    It keeps, per verified row, at most two lists of eight token ids.
+    It keeps at most 8,192 lists of eight token ids of either kind, the latest.
 
     Args:
         root: the last two tokens of the sequence; its only one twice.
@@ -55,7 +56,8 @@ class RecycledSource:
         for node, tokens in enumerate(read):
             top_ids, _ = news.scores.top(part.rows.row(node))
             successors = tuple(top_ids[: len(_GUESSES_OF_ONE)])
-            self._of_one[tokens[1]] = self._of_two[tokens] = successors
+            _remember(self._of_one, tokens[1], successors)
+            _remember(self._of_two, tokens, successors)
 
     def propose(self) -> Candidates:
         """The likeliest paths through the successors."""
@@ -73,3 +75,14 @@ class RecycledSource:
         if found is not None:
             return found, self._rates_of_two
         return self._of_one.get(tokens[1], ()), self._rates_of_one
+
+
+_Key = TypeVar("_Key")
+
+
+def _remember(lists: dict[_Key, tuple[int, ...]], key: _Key, found: tuple[int, ...]) -> None:
+    """Keep a list as the latest; the one kept longest goes when there are too many."""
+    lists.pop(key, None)
+    if len(lists) == _MOST_LISTS:
+        lists.pop(next(iter(lists)))
+    lists[key] = found

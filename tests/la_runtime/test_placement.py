@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from la_runtime.layout import DraftTree, make_rows
+from la_runtime.layout import DraftTree, Group, make_rows
+from la_runtime.masks import advance_attention_mask, make_attention_mask
 from la_runtime.placement import COLUMN_STRIDE, place_drafts, trim_to_runs
 
 
@@ -47,7 +48,6 @@ def test_drafts_keep_their_lane_and_stand_to_the_right_of_their_ancestors(seed):
 @pytest.mark.parametrize("seed", range(60))
 def test_no_draft_that_is_kept_leaves_its_run_and_none_is_left_out_for_nothing(seed):
     rng = np.random.default_rng(seed)
-    tree = DraftTree(token_ids=tuple(range(200)), parents=tuple(range(200)))
     parents = draw_parents(rng)
     tree = DraftTree(token_ids=tuple(range(len(parents))), parents=parents)
     root = int(rng.integers(1, 400))
@@ -71,8 +71,6 @@ def test_no_draft_that_is_kept_leaves_its_run_and_none_is_left_out_for_nothing(s
 
 
 def test_slots_stand_behind_all_drafts_and_rows_see_what_they_did():
-    from la_runtime.layout import Group
-
     parents, groups = (0, 0, 1), (Group(0, 2), Group(2, 1))
     rows = make_rows(3, parents, groups, draft_columns=place_drafts(parents))
     plain = make_rows(3, parents, groups)
@@ -81,3 +79,63 @@ def test_slots_stand_behind_all_drafts_and_rows_see_what_they_did():
     assert rows.num_columns == 23
     assert np.array_equal(rows.visible, plain.visible)
     assert plain.columns.tolist() == list(range(9))
+
+
+def slow_mask(rows, length, *, num_keys, block_len):
+    """Row by row and key by key."""
+    seen = np.zeros((block_len, num_keys), dtype=bool)
+    for row in range(rows.num_rows):
+        seen[row, :length] = True
+        for other in range(rows.num_rows):
+            if rows.visible[row, other]:
+                seen[row, length + rows.columns[other]] = True
+    for place in range(block_len - rows.num_rows):
+        seen[rows.num_rows + place, length + rows.num_columns + place] = True
+    return seen
+
+
+def check_mask(parents, groups, *, padding):
+    rows = make_rows(1, parents, groups, draft_columns=place_drafts(parents))
+    for length in (1, 30):
+        block_len = rows.num_rows + padding
+        num_keys = length + 3 + rows.num_columns + padding
+        mask = make_attention_mask(
+            [rows],
+            np.array([length]),
+            block_columns=np.array([length]),
+            num_keys=num_keys,
+            block_len=block_len,
+            masked=np.float32(-1e9),
+        )
+        expected = slow_mask(rows, length, num_keys=num_keys, block_len=block_len)
+        np.testing.assert_array_equal(mask[0, 0] == 0, expected)
+        advance_attention_mask(
+            mask[0, 0],
+            rows,
+            committed=(length, length + 3),
+            columns=(length, length + 3),
+            masked=np.float32(-1e9),
+        )
+        expected = slow_mask(rows, length + 3, num_keys=num_keys, block_len=block_len)
+        np.testing.assert_array_equal(mask[0, 0] == 0, expected)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_rows_see_the_columns_where_their_ancestors_stand(seed):
+    rng = np.random.default_rng(seed)
+    parents = draw_parents(rng)
+    groups = tuple(Group(int(node), 2) for node in range(int(rng.integers(3))))
+    groups = tuple(group for group in groups if group.node <= len(parents))
+    check_mask(parents, groups, padding=int(rng.integers(3)))
+
+
+@pytest.mark.parametrize("rival", range(1, 17))
+def test_a_rival_of_a_long_copy_fills_the_column_behind_it(rival):
+    """Sixteen in a chain and one beside the first: columns 0 to 17 without a gap, out of order."""
+    parents = [0, *range(1, 16)]
+    parents = [parent + (parent > rival) for parent in parents]
+    parents.insert(rival, 0)
+    columns = place_drafts(parents)
+    assert sorted(columns) == list(range(1, 18))
+
+    check_mask(tuple(parents), (), padding=0)

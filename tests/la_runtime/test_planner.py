@@ -28,7 +28,7 @@ def test_drafts_are_verified_while_each_gives_more_than_its_row_takes():
     """Rows cost a tenth of a pass each: a draft pays while it is likelier than the pass so far."""
     planner = CostPlanner(StepCosts([(1, 1.0), (31, 4.0)]), k=0, most_rows=31)
 
-    plan = planner.plan(ranked(0.9, 0.5, 0.2, 0.1), batch=1)
+    plan = planner.plan(ranked(0.9, 0.5, 0.2, 0.1), batch=1, has_read_slots=True)
 
     # (1 + .9) / 1.1 = 1.73, (1 + 1.4) / 1.2 = 2.0, (1 + 1.6) / 1.3 = 2.0 exactly as much
     assert plan.drafts.token_ids == (0, 1)
@@ -39,15 +39,20 @@ def test_drafts_are_verified_while_each_gives_more_than_its_row_takes():
 def test_more_sequences_share_the_pass_and_make_rows_dearer():
     planner = CostPlanner(StepCosts([(1, 1.0), (2, 1.02), (9, 9.0)]), k=0, most_rows=8)
 
-    assert planner.plan(ranked(0.4), batch=1).drafts.token_ids == (0,)
-    assert planner.plan(ranked(0.4), batch=4).drafts.token_ids == ()
+    assert planner.plan(ranked(0.4), batch=1, has_read_slots=True).drafts.token_ids == (0,)
+    assert planner.plan(ranked(0.4), batch=4, has_read_slots=True).drafts.token_ids == ()
 
 
 def test_a_plain_pass_says_why():
     planner = CostPlanner(StepCosts([(1, 1.0), (2, 2.0)]), k=0, most_rows=8)
 
-    assert planner.plan(NO_RANKING, batch=1).plain_because is PlainReason.NO_DRAFT
-    assert planner.plan(ranked(0.5), batch=1).plain_because is PlainReason.NOT_WORTH_A_ROW
+    assert (
+        planner.plan(NO_RANKING, batch=1, has_read_slots=True).plain_because is PlainReason.NO_DRAFT
+    )
+    assert (
+        planner.plan(ranked(0.5), batch=1, has_read_slots=True).plain_because
+        is PlainReason.NOT_WORTH_A_ROW
+    )
 
 
 def test_slots_go_where_the_path_likely_ends():
@@ -55,7 +60,7 @@ def test_slots_go_where_the_path_likely_ends():
     planner = CostPlanner(StepCosts([(1, 1.0), (32, 1.01)]), k=2, most_rows=32)
     assert planner.first() == (Group(0, 2),)
 
-    plan = planner.plan(ranked(0.6, 0.59, 0.01), batch=1)
+    plan = planner.plan(ranked(0.6, 0.59, 0.01), batch=1, has_read_slots=True)
 
     assert {0, 2} <= {group.node for group in plan.groups}
 
@@ -64,7 +69,9 @@ def test_slots_that_add_nothing_are_left_out_and_tried_again_now_and_then():
     planner = CostPlanner(StepCosts([(1, 1.0), (32, 3.0)]), k=4, most_rows=32)
     planner.first()
 
-    with_slots = [bool(planner.plan(ranked(0.5), batch=1).groups) for _ in range(400)]
+    with_slots = [
+        bool(planner.plan(ranked(0.5), batch=1, has_read_slots=True).groups) for _ in range(400)
+    ]
 
     assert not any(with_slots[100:140])
     assert 2 <= sum(with_slots[140:]) <= 10
@@ -75,10 +82,31 @@ def test_slots_that_add_much_stay():
     planner.first()
 
     with_slots = [
-        bool(planner.plan(ranked(0.8, 0.5, source=LOOKAHEAD), batch=1).groups) for _ in range(50)
+        bool(planner.plan(ranked(0.8, 0.5, source=LOOKAHEAD), batch=1, has_read_slots=True).groups)
+        for _ in range(50)
     ]
 
     assert all(with_slots)
+
+
+def test_a_single_slot_is_used_where_there_are_no_more():
+    planner = CostPlanner(StepCosts([(1, 1.0), (32, 1.01)]), k=1, most_rows=32)
+
+    assert planner.first() == (Group(0, 1),)
+    groups = planner.plan(ranked(0.5), batch=1, has_read_slots=False).groups
+    assert {group.num_slots for group in groups} == {1}
+
+
+def test_slots_that_were_not_read_count_for_nothing():
+    """A pass that left its last choice open has not been asked what may follow it."""
+    planner = CostPlanner(StepCosts([(1, 1.0), (32, 3.0)]), k=4, most_rows=32)
+    planner.first()
+    before = planner._added
+
+    for _ in range(5):
+        planner.plan(ranked(0.5), batch=1, has_read_slots=False)
+
+    assert planner._added == before
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -93,7 +121,9 @@ def test_plans_fit_and_depend_on_the_history_alone(seed):
             chances = sorted(rng.random(rng.integers(most_rows)).tolist(), reverse=True)
             source = LOOKAHEAD if rng.random() < 0.5 else SUFFIX
             parents = tuple(int(rng.integers(i + 1)) for i in range(len(chances)))
-            plan = planner.plan(ranked(*chances, source=source, parents=parents), batch=1)
+            plan = planner.plan(
+                ranked(*chances, source=source, parents=parents), batch=1, has_read_slots=True
+            )
             rows = 1 + len(plan.drafts.parents) + sum(group.num_slots for group in plan.groups)
             assert rows <= most_rows
             plans.append(plan)
@@ -104,7 +134,7 @@ def test_plans_fit_and_depend_on_the_history_alone(seed):
 
 def test_a_plan_without_some_drafts_has_no_group_behind_them():
     planner = FixedPlanner(k=1, layout=Layout.FULL, most_drafts=3)
-    plan = planner.plan(ranked(0.9, 0.8, 0.7, parents=(0, 1, 0)), batch=1)
+    plan = planner.plan(ranked(0.9, 0.8, 0.7, parents=(0, 1, 0)), batch=1, has_read_slots=True)
     assert [group.node for group in plan.groups] == [0, 1, 2, 3]
 
     kept = plan.keep([1, 3])

@@ -10,10 +10,12 @@ import pytest
 from la_runtime import Engine, SamplingParams
 from la_runtime.backends import read_processor
 from la_runtime.bundle import Bundle, open_bundle
+from la_runtime.errors import UsageError
 from la_runtime.generation import _find_costs
 from la_runtime.source_names import SourceName
 from la_runtime.step_costs import ASSUMED_COSTS, StepCosts
 from la_runtime.step_times import StepTime, StepTimes
+from tests.la_runtime.toy_engine import open_toy_engine
 
 PROMPT = "the cat sat on the mat and the cat sat on"
 NUM_TOKENS = 40
@@ -99,6 +101,15 @@ def test_calibrating_measures_passes_and_changes_no_token(tiny_bundle):
     assert costs is not ASSUMED_COSTS
     assert 0 < costs(1) <= costs(2) <= costs(32)
     assert after.token_ids == before.token_ids
+
+
+def test_a_busy_engine_is_not_calibrated(tiny_bundle):
+    with open_toy_engine(tiny_bundle) as engine:
+        engine.backend.close_gate()
+        with engine.stream(PROMPT, max_new_tokens=2):
+            with pytest.raises(UsageError, match="calibrate measures passes alone, and 1 requests"):
+                engine.calibrate()
+            engine.backend.gate.set()
 
 
 def times(ms, *, processor, threads):

@@ -19,6 +19,13 @@ def test_a_pass_costs_what_its_padded_width_costs():
     assert [costs(rows) for rows in (1, 2, 8, 9)] == [10, 17, 17, 25]
 
 
+def test_rows_of_a_batch_are_padded_sequence_by_sequence():
+    costs = StepCosts([(1, 1.0), (64, 64.0)], widths=(1, 8), drafting=0.5)
+
+    assert costs(1, batch=4) == 4.0
+    assert costs(2, batch=4) == 32.5
+
+
 def test_one_point_is_the_time_of_every_pass():
     assert [StepCosts([(1, 3.0)])(rows) for rows in (1, 5, 90)] == [3.0, 3.0, 3.0]
 

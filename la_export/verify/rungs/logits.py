@@ -198,7 +198,7 @@ def check_logits(ladder: Ladder) -> Finding:
             found,
             ladder.reference.scores(token_ids),
             Suspect(token_ids=token_ids),
-            ask_again=partial(_ask_again, ladder, token_ids),
+            ask_again=None if ladder.source is None else partial(_ask_again, ladder, token_ids),
         )
     return Finding(
         figures=differences.figures,

@@ -73,8 +73,29 @@ def test_equal_paths_become_one_with_the_best_of_their_chances():
     ranked = merge([(SUFFIX, one), (RECYCLED, other)], most=9, max_depth=9)
 
     assert ranked.drafts == DraftTree(token_ids=(5, 8, 6, 9), parents=(0, 0, 1, 1))
-    assert ranked.chances == (0.5, 0.45, 0.4, 0.1)
+    assert ranked.chances == pytest.approx((0.5, 0.45, 0.4, 0.1))
     assert ranked.sources == ({SUFFIX, RECYCLED}, {RECYCLED}, {SUFFIX}, {RECYCLED})
+
+
+def test_rivals_have_no_more_than_their_place_and_what_follows_shrinks_as_they_do():
+    """Of .9 and .6 for one place the second gets .1, and .3 behind it becomes .05."""
+    one = Candidates(token_ids=(5,), parents=(0,), chances=(0.9,))
+    other = Candidates(token_ids=(8, 9), parents=(0, 1), chances=(0.6, 0.3))
+
+    ranked = merge([(SUFFIX, one), (RECYCLED, other)], most=9, max_depth=9)
+
+    assert ranked.drafts.token_ids == (5, 8, 9)
+    assert ranked.chances == pytest.approx((0.9, 0.1, 0.05))
+
+
+def test_the_likeliest_path_takes_the_likeliest_child_of_each_node():
+    tree = Candidates(token_ids=(5, 8, 6, 9), parents=(0, 0, 2, 2), chances=(0.3, 0.5, 0.1, 0.2))
+
+    path = merge([(SUFFIX, tree)], most=9, max_depth=9).likeliest_path()
+
+    assert path.drafts == DraftTree(token_ids=(8, 9), parents=(0, 1))
+    assert path.chances == (0.5, 0.2)
+    assert path.sources == ({SUFFIX}, {SUFFIX})
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -90,13 +111,18 @@ def test_the_likeliest_of_all_paths_are_kept_and_every_beginning_is_a_tree(seed)
         for path, chance in zip(paths(found.token_ids, found.parents), found.chances, strict=True):
             if len(path) <= max_depth:
                 best[path] = max(chance, best.get(path, 0.0))
-    expected = sorted(best.values(), reverse=True)[:most]
-    assert list(ranked.chances) == expected
+    assert len(ranked.chances) == min(most, len(best))
+    assert list(ranked.chances) == sorted(ranked.chances, reverse=True)
+    taken = {}
     for path, chance in zip(
         paths(ranked.drafts.token_ids, ranked.drafts.parents), ranked.chances, strict=True
     ):
-        assert chance == best[path]
-    for count in range(len(expected) + 1):
+        assert chance <= best[path]
+        taken[path] = chance
+    for path, chance in {(): 1.0, **taken}.items():
+        children = [c for child, c in taken.items() if child[:-1] == path and child]
+        assert sum(children) <= chance + 1e-9, "one at most comes true"
+    for count in range(len(ranked.chances) + 1):
         beginning = ranked.first(count)
         assert len(beginning.sources) == len(beginning.chances) == count
         assert all(parent <= i for i, parent in enumerate(beginning.drafts.parents))
