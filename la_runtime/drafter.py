@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from la_runtime.contract import RowPlaces
-from la_runtime.drafting.candidates import Candidates, merge
+from la_runtime.drafting.candidates import NO_RANKING, Candidates, merge
 from la_runtime.drafting.news import PassNews
 from la_runtime.drafting.slots import SlotChain, SlotTree
 from la_runtime.drafting.successors import RecycledSource
@@ -105,6 +105,8 @@ class Drafter:
             max_depth: of a draft.
             batch: sequences that share the pass.
         """
+        if not self._sources:
+            return self._planner.plan(NO_RANKING, batch=batch, has_read_slots=False)
         ranked = merge(
             [(name, source.propose()) for name, source in self._sources.items()],
             most=self._planner.most_drafts,

@@ -37,6 +37,11 @@ class Candidates:
     parents: tuple[int, ...] = ()
     chances: tuple[float, ...] = ()
 
+    @property
+    def is_chain(self) -> bool:
+        """Whether each stands behind the one before it."""
+        return self.parents == tuple(range(len(self.parents)))
+
 
 Bigram: TypeAlias = tuple[int, int]
 """Two tokens in a row."""
@@ -141,6 +146,8 @@ def merge(
         most: most drafts.
         max_depth: of a draft; deeper ones are left out.
     """
+    if len(proposals) == 1 and proposals[0][1].is_chain:
+        return _cut_chain(*proposals[0], length=min(most, max_depth))
     token_ids: list[int] = []
     parents: list[int] = []
     depths = [0]
@@ -175,6 +182,16 @@ def merge(
         ),
         chances=tuple([chances[node] for node in chosen]),
         sources=tuple([frozenset(sources[node]) for node in chosen]),
+    )
+
+
+def _cut_chain(source: SourceName, chain: Candidates, *, length: int) -> RankedTree:
+    """What `merge` makes of one chain alone, as the paper's drafts are in every pass."""
+    token_ids = chain.token_ids[:length]
+    return RankedTree(
+        drafts=DraftTree.chain(token_ids),
+        chances=chain.chances[:length],
+        sources=(frozenset((source,)),) * len(token_ids),
     )
 
 

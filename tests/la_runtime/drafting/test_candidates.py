@@ -77,6 +77,20 @@ def test_equal_paths_become_one_with_the_best_of_their_chances():
     assert ranked.sources == ({SUFFIX, RECYCLED}, {RECYCLED}, {SUFFIX}, {RECYCLED})
 
 
+@pytest.mark.parametrize("most", [0, 1, 3, 9])
+@pytest.mark.parametrize("max_depth", [0, 2, 9])
+def test_one_chain_alone_is_cut_as_any_tree_is(most, max_depth):
+    chain = Candidates(token_ids=(5, 6, 5), parents=(0, 1, 2), chances=(0.9, 0.5, 0.5))
+
+    alone = merge([(SUFFIX, chain)], most=most, max_depth=max_depth)
+
+    beside_nothing = merge(
+        [(SUFFIX, chain), (RECYCLED, Candidates())], most=most, max_depth=max_depth
+    )
+    assert alone == beside_nothing
+    assert len(alone.chances) == min(3, most, max_depth)
+
+
 def test_rivals_have_no_more_than_their_place_and_what_follows_shrinks_as_they_do():
     """Of .9 and .6 for one place the second gets .1, and .3 behind it becomes .05."""
     one = Candidates(token_ids=(5,), parents=(0,), chances=(0.9,))
