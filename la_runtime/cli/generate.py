@@ -231,8 +231,9 @@ def _describe(result: GenerationResult) -> str:
     for position, (drafted, accepted) in enumerate(
         zip(stats.drafted, stats.accepted, strict=True), 1
     ):
-        share = f" ({accepted / drafted:.0%})" if drafted else ""
-        rows.append((f"  position {position}", f"{accepted} of {drafted} accepted{share}"))
+        if drafted:
+            found = f"{accepted} of {drafted} accepted ({accepted / drafted:.0%})"
+            rows.append((f"  position {position}", found))
     for source in stats.sources:
         share = f" ({source.accepted / source.drafted:.0%})" if source.drafted else ""
         found = f"{source.accepted} of {source.drafted} accepted{share}"
