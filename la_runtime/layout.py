@@ -86,12 +86,6 @@ class DraftTree:
                 return draft
         return None
 
-    def cut(self, max_depth: int) -> DraftTree:
-        """The drafts of at most this depth."""
-        if len(self.parents) <= max_depth or self.depth <= max_depth:
-            return self
-        return self.keep([i for i, depth in enumerate(self.depths, 1) if depth <= max_depth])
-
     def keep(self, drafts: Sequence[int]) -> DraftTree:
         """These drafts alone, from 1, ascending; the parent of each is among them, or the root."""
         renamed = {0: 0} | {old: new for new, old in enumerate(drafts, 1)}

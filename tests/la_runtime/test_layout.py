@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from la_runtime.layout import NO_DRAFTS, DraftTree, Group, GroupMask, Layout, make_rows
+from la_runtime.layout import DraftTree, Group, GroupMask, Layout, make_rows
 
 
 @st.composite
@@ -66,10 +66,11 @@ def test_visibility_is_ancestry(parents, num_known, data):
 
 
 @given(parents=draft_parents(), max_depth=st.integers(0, 8))
-def test_cut_keeps_exactly_the_drafts_of_that_depth(parents, max_depth):
+def test_what_is_kept_of_a_tree_is_a_tree(parents, max_depth):
     tree = DraftTree(token_ids=tuple(range(len(parents))), parents=parents)
 
-    cut = tree.cut(max_depth)
+    shallow = [draft for draft, depth in enumerate(tree.depths, 1) if depth <= max_depth]
+    cut = tree.keep(shallow)
 
     assert tree.depth == max(tree.depths, default=0)
     kept = [t for t, depth in zip(tree.token_ids, tree.depths, strict=True) if depth <= max_depth]
@@ -114,14 +115,6 @@ def test_impossible_trees_are_refused(token_ids, parents, message):
 
 def test_equal_tokens_behind_different_parents_are_no_siblings():
     assert DraftTree(token_ids=(1, 1, 1), parents=(0, 1, 2)).depths == (1, 2, 3)
-
-
-def test_a_shallow_tree_is_not_made_again():
-    tree = DraftTree(token_ids=(5, 6, 7), parents=(0, 0, 1))
-
-    assert tree.cut(2) is tree
-    assert tree.cut(1) == DraftTree(token_ids=(5, 6), parents=(0, 0))
-    assert tree.cut(0) == NO_DRAFTS
 
 
 @pytest.mark.parametrize("layout", Layout)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from la_export.options import Precision
+from la_export.verify import epsilon
 from la_export.verify.epsilon import measure_epsilon, read_logits
 from la_runtime.backends.base import CacheSizing, Outputs
 from la_runtime.backends.ort import OrtBackend
@@ -51,6 +52,31 @@ def test_logits_are_equal_bit_for_bit_at_any_width(bundles, heads):
         with closing(OrtBackend.open(bundles[heads], threads=threads)) as backend:
             text = text_of(backend, min(130, context), seed=8)
             assert measure_epsilon(backend, text, widths=WIDTHS, context=context) == 0
+
+
+def behind_one_another(parents):
+    return tuple(range(1, len(parents) + 1))
+
+
+def all_of_them(drafts, *, root_column):
+    return behind_one_another(drafts.parents)
+
+
+def test_rows_of_trees_have_these_bits_by_where_their_keys_stand(bundles, monkeypatch):
+    """As they are placed; not one behind the other, and not across the end of a run of columns."""
+    bundle = bundles["one key head, 128 channels"]
+    context = bundle.manifest.model.context
+    with closing(OrtBackend.open(bundle, threads=1)) as backend:
+        text = text_of(backend, min(256, context), seed=8)
+
+        def measure():
+            return measure_epsilon(backend, text, widths=(), context=context)
+
+        assert measure() == 0
+        monkeypatch.setattr(epsilon, "trim_to_runs", all_of_them)
+        assert measure() > 0, "some branches would leave their run"
+        monkeypatch.setattr(epsilon, "place_drafts", behind_one_another)
+        assert measure() > 0
 
 
 @pytest.mark.parametrize("sizing", CacheSizing)
