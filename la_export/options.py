@@ -10,10 +10,19 @@ from typing import Final
 from la_runtime.contract import CacheForm, Dtype
 from la_runtime.errors import UsageError
 
-__all__ = ["DEFAULT_PREFILL_CHUNK", "LARGEST_K", "BuildOptions", "Precision"]
+__all__ = [
+    "DEFAULT_PREFILL_CHUNK",
+    "LARGEST_K",
+    "SHIPPED",
+    "UNTUNED",
+    "BuildOptions",
+    "Precision",
+]
 
 LARGEST_K: Final = 16
 DEFAULT_PREFILL_CHUNK: Final = 512
+SHIPPED: Final = "shipped"
+UNTUNED: Final = "untuned"
 
 
 class Precision(StrEnum):
@@ -61,6 +70,9 @@ class BuildOptions:
         cache_form: how K/V reach the cache.
         smoothing: whether activations are turned and scaled so that no channel stands out, by what
             the weights undo, see `quantize.rotation`. Precision ``int8`` only.
+        lookahead: where lookahead vectors, and the adapter of their rows, come from: `SHIPPED`,
+            `UNTUNED` or a file that `la-export tune` wrote. Not given: what is shipped for this
+            model, else untuned.
         packed: whether weights are also stored as the kernels of this processor read them, so that
             processes share them; elsewhere nothing is lost but the disk space.
         prefill_chunk: prompt tokens that a pass of cache form `scatter` has room for.
@@ -79,6 +91,7 @@ class BuildOptions:
     precision: Precision = Precision.FP32
     cache_form: CacheForm = CacheForm.CONCAT
     smoothing: bool = True
+    lookahead: str | None = None
     packed: bool = False
     prefill_chunk: int = DEFAULT_PREFILL_CHUNK
     out: Path | None = None

@@ -42,8 +42,9 @@ from la_export.graph.step_graph import OPSET_VERSIONS
 from la_export.graph.stored_weights import check_weights
 from la_export.graph.variants import check_variant, write_cpu_variant
 from la_export.graph.weights import SmoothedReader, write_graph
-from la_export.lookahead import UNTUNED, make_untuned_vectors, write_lookahead_vectors
-from la_export.options import BuildOptions, Precision
+from la_export.lookahead import LookaheadWeights, write_lookaheads
+from la_export.lookahead_choice import choose_lookaheads, make_untuned
+from la_export.options import SHIPPED, UNTUNED, BuildOptions, Precision
 from la_export.plan import (
     PlanOptions,
     PlanSharing,
@@ -75,7 +76,6 @@ from la_runtime.bundle import (
 )
 from la_runtime.contract import Contract
 from la_runtime.errors import HostError, PlanError, UsageError
-from la_runtime.layout import GroupMask
 from la_runtime.plans import PLANS_FOLDER, PlanFacts
 
 __all__ = [
@@ -169,10 +169,13 @@ def _build(options: BuildOptions, plans: PlanOptions, clock: Clock) -> BuildRepo
         step_graph = trace_model(inputs.checkpoint.traced_config, contract)
     smoothing = _calibrate(options, inputs, clock)
     with clock.stage(Stage.OPTIMIZE):
-        optimize_graph(step_graph, options.precision, smoothing.rotation)
+        adapter = inputs.lookaheads.adapter
+        optimize_graph(step_graph, options.precision, smoothing.rotation, adapter)
     with write_bundle(inputs.destination) as work:
         with clock.stage(Stage.WEIGHTS):
-            reader = SmoothedReader(source=inputs.checkpoint, smoothing=smoothing)
+            reader = SmoothedReader(
+                source=inputs.checkpoint, smoothing=smoothing, adapter=smoothing.adapt(adapter)
+            )
             graph_path = write_graph(step_graph, reader, (work / GRAPH_PATH).parent)
             if options.is_smoothed:
                 write_smoothing(work / SMOOTHING_PATH, smoothing)
@@ -180,7 +183,7 @@ def _build(options: BuildOptions, plans: PlanOptions, clock: Clock) -> BuildRepo
             variants = () if variant is None else (variant,)
             if options.packed and variant is not None:
                 add_packed_weights(work / variant.path)
-            _write_vectors(work, inputs)
+            write_lookaheads(work / LOOKAHEAD_PATH, inputs.lookaheads)
         with clock.stage(Stage.TOKENIZER):
             inputs.tokenizer.write(work)
         with clock.stage(Stage.CHECK):
@@ -193,6 +196,7 @@ def _build(options: BuildOptions, plans: PlanOptions, clock: Clock) -> BuildRepo
                 place=name_place(inputs.model_facts.source, inputs.model_facts.revision),
                 context=inputs.checkpoint.context,
                 target=Target(built.facts[0].target) if built.facts else Target.ONNX,
+                lookahead=_name_lookaheads(options, inputs.lookaheads),
             )
             manifest = _make_manifest(
                 options, inputs, recipe, variants=variants, plans=built.facts, checks=checks
@@ -216,6 +220,7 @@ class _Inputs:
     contract: Contract
     tokenizer: TokenizerFiles
     model_facts: ModelFacts
+    lookaheads: LookaheadWeights
 
 
 def _resolve(options: BuildOptions, plans: PlanOptions, progress: Progress) -> _Inputs:
@@ -253,7 +258,19 @@ def _resolve(options: BuildOptions, plans: PlanOptions, progress: Progress) -> _
         contract=contract,
         tokenizer=tokenizer,
         model_facts=facts,
+        lookaheads=_choose_lookaheads(options, checkpoint, contract, facts.source_digest),
     )
+
+
+def _choose_lookaheads(
+    options: BuildOptions, checkpoint: Checkpoint, contract: Contract, digest: str
+) -> LookaheadWeights:
+    tuned = choose_lookaheads(
+        options.lookahead, contract, model_digest=digest, shapes=checkpoint.shapes()
+    )
+    if tuned is not None:
+        return tuned
+    return make_untuned(checkpoint.read(EMBEDDING), contract.k_max, model_digest=digest)
 
 
 def _calibrate(options: BuildOptions, inputs: _Inputs, clock: Clock) -> Smoothing:
@@ -264,14 +281,11 @@ def _calibrate(options: BuildOptions, inputs: _Inputs, clock: Clock) -> Smoothin
         return calibrate(inputs.checkpoint.load_model())
 
 
-def _write_vectors(work: Path, inputs: _Inputs) -> None:
-    embeddings = inputs.checkpoint.read(EMBEDDING)
-    write_lookahead_vectors(
-        work / LOOKAHEAD_PATH,
-        make_untuned_vectors(embeddings, inputs.contract.k_max),
-        model_digest=inputs.model_facts.source_digest,
-        origin=UNTUNED,
-    )
+def _name_lookaheads(options: BuildOptions, lookaheads: LookaheadWeights) -> str | None:
+    """As a recipe names them: none of its keys is a path of this machine."""
+    if lookaheads.origin == UNTUNED:
+        return UNTUNED
+    return SHIPPED if options.lookahead in (None, SHIPPED) else None
 
 
 def _check(
@@ -287,7 +301,12 @@ def _check(
     threads = options.threads or torch.get_num_threads()
     checks = [check_graph_file(graph_path, contract, num_norms=count_norms(checkpoint))]
     model = checkpoint.load_model()
-    reference = TorchReference(model, precision=options.precision, smoothing=smoothing)
+    reference = TorchReference(
+        model,
+        precision=options.precision,
+        smoothing=smoothing,
+        adapter=inputs.lookaheads.adapter,
+    )
     checks.append(check_weights(graph_path, reference))
     checks += check_parity(graph_path, contract, reference, context=context, threads=threads)
     for variant in variants:
@@ -347,7 +366,12 @@ def _make_manifest(
         graph=GRAPH_PATH,
         variants=variants,
         plans=plans,
-        lookahead=LookaheadFacts(path=LOOKAHEAD_PATH, origin=UNTUNED, group_mask=GroupMask.STRICT),
+        lookahead=LookaheadFacts(
+            path=LOOKAHEAD_PATH,
+            origin=inputs.lookaheads.origin,
+            group_mask=inputs.lookaheads.group_mask,
+            num_adapter_weights=inputs.lookaheads.adapter.num_weights or None,
+        ),
         recipe=recipe,
         built_with=_tool_versions(inputs.contract),
         created_utc=datetime.now(UTC).isoformat(timespec="seconds"),

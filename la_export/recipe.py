@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Final, TypeAlias
 
-from la_export.options import BuildOptions
+from la_export.options import UNTUNED, BuildOptions
 from la_export.plan import PlanOptions, Target
 from la_export.plan.options import BYTES_PER_MIB
 
@@ -28,6 +28,7 @@ def make_recipe(
     place: tuple[str, str | None] | None,
     context: int,
     target: Target,
+    lookahead: str | None = UNTUNED,
 ) -> Recipe:
     """Everything that decides what is in a bundle, with nothing left to defaults.
 
@@ -39,6 +40,7 @@ def make_recipe(
         place: the model's name and revision, as options take them; None if it is a local one.
         context: positions that the bundle serves.
         target: what its plans are for, `Target.ONNX` where it has none.
+        lookahead: where its lookaheads are from, as the option takes it; None if it is a file.
     """
     recipe: Recipe = {}
     if place is not None:
@@ -56,6 +58,8 @@ def make_recipe(
         "context": context,
         ALLOW_BIN: options.allow_bin,
     }
+    if lookahead is not None:
+        recipe["lookahead"] = lookahead
     recipe["target"] = target.value
     return recipe if target is Target.ONNX else recipe | _plan_keys(plans)
 
@@ -88,6 +92,8 @@ def format_recipe(recipe: Mapping[str, RecipeValue], *, source: str) -> str:
     """
     # JSON writes texts, numbers, true, false and lists of them as TOML does.
     lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in recipe.items()]
+    if "lookahead" not in recipe:
+        lines.insert(0, "# Give --lookahead: the bundle's own lookahead.safetensors.\n")
     if "model" not in recipe:
         lines.insert(0, f"# Give --model: the bundle was made from {json.dumps(source)}.\n")
     return "".join(lines)

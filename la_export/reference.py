@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from la_export.adapter import NO_ADAPTER, Adapter
 from la_export.checkpoint import find_model, load_checkpoint
 from la_export.checkpoint.tensors import TORCH_DTYPES
 from la_export.options import Precision
@@ -36,6 +37,7 @@ from la_export.quantize.rotation import (
 from la_export.quantize.smoothing import NO_SMOOTHING, Smoothing
 from la_runtime.contract import Dtype
 from la_runtime.errors import BundleError
+from la_runtime.storage import round_to
 
 __all__ = ["ReferencePass", "TorchReference"]
 
@@ -69,6 +71,7 @@ class TorchReference:
             integers.
         smoothing: of the weights, before they are quantized. A model whose stream is turned takes
             lookahead vectors as they are, and says what it said.
+        adapter: of lookahead rows, as it was tuned.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class TorchReference:
         *,
         precision: Precision = Precision.FP32,
         smoothing: Smoothing = NO_SMOOTHING,
+        adapter: Adapter = NO_ADAPTER,
     ) -> None:
         _check_smoothing(model, smoothing)
         _smooth_parameters(model, smoothing)
@@ -84,6 +88,7 @@ class TorchReference:
         self._model = model
         self._rotations = _rotation_products(smoothing)
         self._quantized: QuantizedWeights = {}
+        self._is_lookahead = torch.tensor(False)
         match precision:
             case Precision.FP32:
                 pass
@@ -95,6 +100,7 @@ class TorchReference:
                 self._quantized = quantize_to_int4(model)
         if smoothing.rotation is not None:
             self._turn_inputs(smoothing.rotation)
+        self._adapter = self._attach(_round_adapter(smoothing.adapt(adapter), precision))
         self.vocab_size = int(model.config.vocab_size)
         self.num_layers = int(model.config.num_hidden_layers)
         self.hidden_size = int(model.config.hidden_size)
@@ -107,6 +113,7 @@ class TorchReference:
         allow_bin: bool = False,
         precision: Precision = Precision.FP32,
         smoothing: Smoothing = NO_SMOOTHING,
+        adapter: Adapter = NO_ADAPTER,
     ) -> TorchReference:
         """Load what `la-export build --model` would load, in a precision.
 
@@ -115,7 +122,7 @@ class TorchReference:
         """
         source = find_model(model, revision=None, allow_bin=allow_bin)
         loaded = load_checkpoint(source, context=None).load_model()
-        return cls(loaded, precision=precision, smoothing=smoothing)
+        return cls(loaded, precision=precision, smoothing=smoothing, adapter=adapter)
 
     def _turn_inputs(self, rotation: Rotation) -> None:
         """Let layers turn what they read, where no weight before them does."""
@@ -123,6 +130,26 @@ class TorchReference:
         for parameter in rotation.blocked:
             layer = self._model.get_submodule(parameter.rpartition(".")[0])
             _multiply_before(layer, self._rotations[BLOCK_ROTATION])
+
+    def _attach(self, adapter: Adapter) -> Adapter:
+        """Let layers add the adapter's products to rows of lookaheads."""
+        for pair in adapter.pairs:
+            reduce = torch.from_numpy(pair.reduce).T
+            for layer, part in pair.parts():
+                expand = torch.from_numpy(np.ascontiguousarray(part)).T
+
+                def add(
+                    _: torch.nn.Module,
+                    inputs: tuple[torch.Tensor, ...],
+                    output: torch.Tensor,
+                    reduce: torch.Tensor = reduce,
+                    expand: torch.Tensor = expand,
+                ) -> torch.Tensor:
+                    adapted = output + (inputs[0] @ reduce) @ expand
+                    return torch.where(self._is_lookahead, adapted, output)
+
+                self._model.get_submodule(layer).register_forward_hook(add)
+        return adapter
 
     @contextmanager
     def float_activations(self) -> Iterator[None]:
@@ -188,6 +215,7 @@ class TorchReference:
             position_ids: [tokens]; 0, 1, 2, ... when not given.
         """
         cache = DynamicCache()
+        self._is_lookahead = self._gate(token_ids)
         positions = range(len(token_ids)) if position_ids is None else position_ids
         outputs = self._model(
             inputs_embeds=self._embed(token_ids, lookahead_embeddings),
@@ -229,6 +257,7 @@ class TorchReference:
             for norm in norms
         ]
         try:
+            self._is_lookahead = self._gate(token_ids)
             positions = range(len(token_ids)) if position_ids is None else position_ids
             last = decoder(
                 inputs_embeds=self._embed(token_ids, None),
@@ -251,6 +280,8 @@ class TorchReference:
             yield tuple(found), parameter.detach().float().numpy()
         for name, matrix in self._rotations.items():
             yield (name,), matrix
+        for name, array in self._adapter.parameters():
+            yield (name,), array
 
     def quantized_weights(self) -> QuantizedWeights:
         """Every parameter that the precision holds in integers; none but in int8 and int4."""
@@ -278,6 +309,7 @@ class TorchReference:
             eos_token_ids: tokens that end the text; none for never.
         """
         prompt = torch.tensor([list(token_ids)], dtype=torch.int64)
+        self._is_lookahead = torch.tensor(False)
         generated = self._model.generate(  # type: ignore[operator]
             prompt,
             attention_mask=torch.ones_like(prompt),
@@ -293,6 +325,10 @@ class TorchReference:
         )
         new_ids: list[int] = generated[0, len(token_ids) :].tolist()
         return new_ids
+
+    def _gate(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """[1, tokens, 1] whether each is a lookahead."""
+        return (torch.tensor(list(token_ids)) >= self.vocab_size).view(1, -1, 1)
 
     def _embed(
         self, token_ids: Sequence[int], lookahead_embeddings: NDArray[np.float32] | None
@@ -369,6 +405,20 @@ def _multiply_before(layer: torch.nn.Module | None, matrix: NDArray[np.float32])
         return ((blocks @ factor).flatten(-2),)
 
     layer.register_forward_pre_hook(turn)
+
+
+def _round_adapter(adapter: Adapter, precision: Precision) -> Adapter:
+    """As a graph of that precision stores it."""
+    dtype = precision.dtype
+    pairs = [
+        replace(
+            pair,
+            reduce=round_to(pair.reduce, dtype),
+            expand=round_to(pair.expand, dtype),
+        )
+        for pair in adapter.pairs
+    ]
+    return Adapter(pairs=tuple(pairs))
 
 
 @torch.no_grad()

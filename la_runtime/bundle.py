@@ -163,11 +163,21 @@ class GraphVariant(Record):
 
 
 class LookaheadFacts(Record):
-    """Where the lookahead vectors are and how they were made."""
+    """Where the lookahead vectors are and how they were made.
+
+    `num_adapter_weights` counts the numbers that lookahead rows add to the model's; none where
+    there are vectors alone.
+    """
 
     path: RelativePath
     origin: str
     group_mask: GroupMask
+    num_adapter_weights: int | None = Field(default=None, ge=1)
+
+    @model_serializer(mode="wrap")
+    def _leave_out_what_is_not_given(self, serialize: SerializerFunctionWrapHandler) -> Any:
+        """Manifests from before there were adapters keep the hash of their facts."""
+        return {name: value for name, value in serialize(self).items() if value is not None}
 
 
 class CheckResult(Record):

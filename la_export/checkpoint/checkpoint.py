@@ -86,6 +86,11 @@ class Checkpoint:
             return self.tensors.model
         return _load_torch_model(self.source)
 
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the parameters of a model of this configuration, by name."""
+        state = make_skeleton(self.source.origin, self.config).state_dict()
+        return {name: tuple(parameter.shape) for name, parameter in state.items()}
+
     def source_digest(self) -> str:
         """See `ModelSource.digest`."""
         return self.source.digest()

@@ -60,6 +60,12 @@ __all__ = ["build_command"]
     help="int8: turn and scale activations by what the weights undo, so that none stands out.",
 )
 @click.option(
+    "--lookahead",
+    metavar="FILE|untuned|shipped",
+    help="Tuned lookaheads, as la-export tune writes them.  [default: those shipped for this "
+    "model, else untuned]",
+)
+@click.option(
     "--packed/--not-packed",
     default=False,
     show_default=True,
@@ -97,6 +103,7 @@ def build_command(
     lookahead_lengths: tuple[int, ...],
     precision: str,
     cache_form: str,
+    lookahead: str | None,
     prefill_chunk: int,
     out: Path | None,
     context: int | None,
@@ -124,6 +131,7 @@ def build_command(
         precision=Precision(precision),
         cache_form=CacheForm(cache_form),
         smoothing=smoothing,
+        lookahead=lookahead,
         packed=packed,
         prefill_chunk=prefill_chunk,
         out=out,

@@ -163,9 +163,19 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
         "lookahead vectors",
         f"{manifest.lookahead.origin}, {manifest.lookahead.group_mask.value} group mask",
     )
+    yield "extra weights", _describe_extra(manifest)
     places = "" if contract.capacity is None else f" of {contract.capacity} places"
     yield "contract", f"version {contract.version}, {contract.cache_form.value} cache{places}"
     yield "built", manifest.created_utc
+
+
+def _describe_extra(manifest: Manifest) -> str:
+    """What lookaheads add to the model: the paper promises nothing."""
+    contract = manifest.contract
+    vectors = contract.k_max * contract.hidden_size
+    adapter = manifest.lookahead.num_adapter_weights or 0
+    share = (vectors + adapter) / max(1, manifest.model.num_parameters)
+    return f"{vectors:,} of vectors, {adapter:,} of an adapter ({share:.2%} of the model's)"
 
 
 def _axes(spec: TensorSpec) -> str:

@@ -14,6 +14,7 @@ from la_export.cli.estimate import estimate_command
 from la_export.cli.inspect import inspect_command
 from la_export.cli.perplexity import perplexity_command
 from la_export.cli.plan import plan_command
+from la_export.cli.tune import tune_command
 from la_export.cli.verify import verify_command
 from la_runtime.errors import ExitCode, LookaheadError
 
@@ -79,4 +80,5 @@ main.add_command(estimate_command)
 main.add_command(inspect_command)
 main.add_command(perplexity_command)
 main.add_command(plan_command)
+main.add_command(tune_command)
 main.add_command(verify_command)

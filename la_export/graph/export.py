@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
+from la_export.adapter import NO_ADAPTER, Adapter
 from la_export.checkpoint.tensors import TORCH_DTYPES
 from la_export.graph.attention import ATTENTION_NAME, register_attention
 from la_export.graph.passes.constant_reshapes import make_reshapes_constant
@@ -26,6 +27,7 @@ from la_export.graph.passes.initializers import initializers_to_inputs
 from la_export.graph.passes.integer_blocks import hold_in_blocks
 from la_export.graph.passes.integer_products import multiply_in_integers
 from la_export.graph.passes.integer_table import look_up_integers
+from la_export.graph.passes.lookahead_adapter import add_adapter
 from la_export.graph.passes.merged_projections import merge_projections
 from la_export.graph.passes.metadata import strip_metadata
 from la_export.graph.passes.rotated_inputs import find_inputs, turn_inputs
@@ -85,7 +87,10 @@ def trace_model(config: PreTrainedConfig, contract: Contract) -> StepGraph:
 
 
 def optimize_graph(
-    step_graph: StepGraph, precision: Precision, rotation: Rotation | None = None
+    step_graph: StepGraph,
+    precision: Precision,
+    rotation: Rotation | None = None,
+    adapter: Adapter = NO_ADAPTER,
 ) -> None:
     """Run every pass, in the one order in which they work.
 
@@ -93,6 +98,7 @@ def optimize_graph(
         step_graph: as traced.
         precision: what its weights are to be held in.
         rotation: that its weights will have gone through; of an integer precision.
+        adapter: of lookahead rows.
     """
     simplify(step_graph)
     fuse_norms_and_rotary(step_graph)
@@ -104,6 +110,8 @@ def optimize_graph(
     store_weights_transposed(step_graph)
     if precision.is_integer:
         merge_projections(step_graph)
+    add_adapter(step_graph, adapter)
+    if precision.is_integer:
         look_up_integers(step_graph)
         _hold_in_integers(step_graph, precision, rotation)
     simplify(step_graph)

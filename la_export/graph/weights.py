@@ -13,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from la_export.adapter import NO_ADAPTER, Adapter, is_of_adapter
 from la_export.graph.passes.contract_names import IR_DTYPES
 from la_export.graph.step_graph import StepGraph, WeightPart, WeightSource
 from la_export.options import Precision
@@ -51,16 +52,25 @@ class TensorReader(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmoothedReader:
-    """Reads tensors as the smoothed model has them."""
+    """Reads tensors as the smoothed model has them, and those of its adapter.
+
+    Args:
+        source: of the model's own.
+        smoothing: of them.
+        adapter: of the smoothed model.
+    """
 
     source: TensorReader
     smoothing: Smoothing
+    adapter: Adapter = NO_ADAPTER
 
     def read(self, parameter: str) -> NDArray[np.float32]:
         """One tensor as float32; nothing is kept."""
         rotation = self.smoothing.rotation
         if rotation is not None and parameter in ROTATION_PRODUCTS:
             return rotation.product(parameter)
+        if is_of_adapter(parameter):
+            return dict(self.adapter.parameters())[parameter]
         return self.smoothing.apply(parameter, self.source.read(parameter))
 
 

@@ -11,15 +11,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from pydantic import ValidationError
 
 from la_export.perplexity.windows import WINDOW, Window, count_scored
+from la_export.question_frame import QuestionFrame, read_frame
 from la_runtime.bundle import Manifest
-from la_runtime.chat import CHAT_TEMPLATE_NAME, ChatTemplate
 from la_runtime.digests import Sha256, digest_cache_path
 from la_runtime.errors import HostError, UsageError
 from la_runtime.generation import Engine
@@ -35,9 +34,6 @@ _FOLDER: Final = "own_texts"
 _NAME_DIGITS: Final = 16
 _ROUND: Final = 32
 _QUESTION_TOKENS: Final = 64
-# A template that takes more of a window than this leaves too little for the text.
-_MOST_TEMPLATE_SHARE: Final = 1 / 4
-_PLACE: Final = "<<question>>"
 # Rounds without a single token, after which a model is taken to write nothing.
 _MOST_EMPTY_ROUNDS: Final = 4
 
@@ -58,14 +54,6 @@ class OwnText(Record):
     written_by: str
     num_begun: int
     windows: tuple[Window, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Frame:
-    """Tokens of the chat template before a question and behind it; no question without one."""
-
-    before: tuple[int, ...]
-    behind: tuple[int, ...] | None
 
 
 def find_own_text(manifest: Manifest) -> OwnText | None:
@@ -153,7 +141,7 @@ def write_own_text(
     )
 
 
-def _write_round(engine: Engine, frame: _Frame, seeds: range) -> list[Window]:
+def _write_round(engine: Engine, frame: QuestionFrame, seeds: range) -> list[Window]:
     size = min(WINDOW, engine.bundle.manifest.model.context)
     prompts: dict[int, tuple[int, ...]] = dict.fromkeys(seeds, frame.before)
     if frame.behind is not None:
@@ -193,34 +181,12 @@ def _sample(
     }
 
 
-def _read_frame(engine: Engine) -> _Frame:
-    """The chat template around a question, or the beginning of a text where there is none."""
-    size = min(WINDOW, engine.bundle.manifest.model.context)
-    if engine.bundle.has(CHAT_TEMPLATE_NAME):
-        template = ChatTemplate.load(engine.bundle.root)
-        try:
-            text = template.render(
-                [{"role": "user", "content": _PLACE}],
-                bos_token=engine.tokenizer.bos_token,
-                eos_token=engine.tokenizer.eos_token,
-            )
-        except UsageError:
-            text = ""  # it refuses a question that stands alone
-        before, found, behind = text.partition(_PLACE)
-        frame = _Frame(before=_encode(engine, before), behind=_encode(engine, behind))
-        is_short = len(frame.before) + len(frame.behind or ()) <= size * _MOST_TEMPLATE_SHARE
-        if found and frame.before and is_short:
-            return frame
-    return _Frame(before=_beginning(engine), behind=None)
-
-
-def _encode(engine: Engine, text: str) -> tuple[int, ...]:
-    return tuple(engine.tokenizer.encode(text, add_special_tokens=False)) if text else ()
-
-
-def _beginning(engine: Engine) -> tuple[int, ...]:
-    """What a text begins with: the token for it, else the one that ended the text before it."""
+def _read_frame(engine: Engine) -> QuestionFrame:
     model = engine.bundle.manifest.model
-    if model.bos_token_id is not None:
-        return (model.bos_token_id,)
-    return model.eos_token_ids[:1] or (0,)
+    return read_frame(
+        engine.bundle.root,
+        engine.tokenizer,
+        bos_token_id=model.bos_token_id,
+        eos_token_ids=model.eos_token_ids,
+        length=min(WINDOW, model.context),
+    )

@@ -146,13 +146,22 @@ class Rotation:
         """The parameter as the turned model has it."""
         if parameter in self.gains:
             return np.ones_like(array)
+        array = self.turn_inputs(parameter, array)
+        if parameter in self.tables:
+            return self.basis.turn(array)
+        return self.turn_outputs(parameter, array)
+
+    def turn_inputs(self, parameter: str, array: Matrix) -> Matrix:
+        """[rows, in_features] that multiply what this weight multiplies, as they are then."""
         if parameter in self.blocked:
             runs = array.astype(np.float64).reshape(len(array), -1, self.block)
             array = _transform(runs).reshape(array.shape).astype(np.float32)
         if parameter in self.readers:
-            return self.basis.turn(array * self.gains[self.readers[parameter]])
-        if parameter in self.tables:
-            return self.basis.turn(array)
+            array = self.basis.turn(array * self.gains[self.readers[parameter]])
+        return array
+
+    def turn_outputs(self, parameter: str, array: Matrix) -> Matrix:
+        """[out_features, ...] that give what this parameter gives, as they are then."""
         if parameter in self.writers:
             turned = self.basis.turn_columns(array.reshape(self.basis.size, -1))
             return turned.reshape(array.shape)

@@ -15,12 +15,13 @@ very numbers that it gave before, unless its residual stream is turned as well.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from la_export.adapter import Adapter, AdapterPair
 from la_export.quantize.rotation import Rotation
 
 __all__ = [
@@ -87,12 +88,42 @@ class Smoothing:
 
     def apply(self, parameter: str, array: NDArray[np.float32]) -> NDArray[np.float32]:
         """The parameter as the smoothed model has it."""
-        if (exponents := self.rows.get(parameter)) is not None:
-            factors = -exponents.astype(np.int32)
-            array = np.ldexp(array, factors if array.ndim == 1 else factors[:, np.newaxis])
-        if (exponents := self.columns.get(parameter)) is not None:
-            array = np.ldexp(array, exponents.astype(np.int32))
+        array = self._scale_inputs(parameter, self._scale_outputs(parameter, array))
         return array if self.rotation is None else self.rotation.apply(parameter, array)
+
+    def adapt(self, adapter: Adapter) -> Adapter:
+        """The adapter of the smoothed model: its products stand beside those of the weights."""
+        return Adapter(pairs=tuple(map(self._adapt, adapter.pairs)))
+
+    def _adapt(self, pair: AdapterPair) -> AdapterPair:
+        """All layers of a pair read one activation, so any of them says how it is changed."""
+        reader = pair.layers[0] + _WEIGHT
+        reduce = self._scale_inputs(reader, pair.reduce)
+        parts = []
+        for layer, part in pair.parts():
+            weight = layer + _WEIGHT
+            scaled = self._scale_outputs(weight, part)
+            if self.rotation is not None:
+                scaled = self.rotation.turn_outputs(weight, scaled)
+            parts.append(scaled)
+        if self.rotation is not None:
+            reduce = self.rotation.turn_inputs(reader, reduce)
+        return replace(pair, reduce=reduce, expand=np.concatenate(parts))
+
+    def _scale_outputs(self, parameter: str, array: NDArray[np.float32]) -> NDArray[np.float32]:
+        if (exponents := self.rows.get(parameter)) is None:
+            return array
+        factors = -exponents.astype(np.int32)
+        scaled: NDArray[np.float32] = np.ldexp(
+            array, factors if array.ndim == 1 else factors[:, np.newaxis]
+        )
+        return scaled
+
+    def _scale_inputs(self, parameter: str, array: NDArray[np.float32]) -> NDArray[np.float32]:
+        if (exponents := self.columns.get(parameter)) is None:
+            return array
+        scaled: NDArray[np.float32] = np.ldexp(array, exponents.astype(np.int32))
+        return scaled
 
 
 NO_SMOOTHING: Final = Smoothing()

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
+from la_export.adapter import NO_ADAPTER, Adapter
 from la_export.checkpoint import (
     Checkpoint,
     ModelSource,
@@ -26,6 +27,7 @@ from la_export.checkpoint.facts import count_norms
 from la_export.graph.check import check_graph_file
 from la_export.graph.stored_weights import ExpectedWeights
 from la_export.graph.variants import check_variant
+from la_export.lookahead import read_lookaheads
 from la_export.options import Precision
 from la_export.quantize.smoothing import NO_SMOOTHING, Smoothing
 from la_export.quantize.smoothing_file import SMOOTHING_PATH, read_smoothing
@@ -33,7 +35,7 @@ from la_export.recipe import ALLOW_BIN
 from la_export.reference import TorchReference
 from la_export.verify.tolerance import parse_precision
 from la_runtime.bundle import Bundle, Manifest
-from la_runtime.errors import CheckpointError, HostError, NotRunError, UsageError
+from la_runtime.errors import BundleError, CheckpointError, HostError, NotRunError, UsageError
 
 __all__ = ["CheckpointSource", "open_checkpoint", "open_source"]
 
@@ -49,6 +51,7 @@ class CheckpointSource:
         threads: for PyTorch and for checks of the graph; 0 leaves the libraries' choice.
         precision: of the bundle.
         smoothing: of its weights.
+        adapter: of its lookahead rows.
     """
 
     def __init__(
@@ -58,9 +61,11 @@ class CheckpointSource:
         threads: int,
         precision: Precision = Precision.FP32,
         smoothing: Smoothing = NO_SMOOTHING,
+        adapter: Adapter = NO_ADAPTER,
     ) -> None:
         self._checkpoint = checkpoint
         self._smoothing = smoothing
+        self._adapter = adapter
         self._precision = precision
         self._threads = threads
         if threads:
@@ -70,7 +75,10 @@ class CheckpointSource:
     def reference(self) -> TorchReference:
         """The model in PyTorch, with weights as the bundle stores them."""
         return TorchReference(
-            self._checkpoint.load_model(), precision=self._precision, smoothing=self._smoothing
+            self._checkpoint.load_model(),
+            precision=self._precision,
+            smoothing=self._smoothing,
+            adapter=self._adapter,
         )
 
     @cached_property
@@ -259,6 +267,7 @@ def open_source(bundle: Bundle, model: str | None, *, threads: int) -> Checkpoin
         threads=threads,
         precision=parse_precision(manifest.precision),
         smoothing=read_smoothing(bundle.path(SMOOTHING_PATH)) if is_smoothed else NO_SMOOTHING,
+        adapter=_read_adapter(bundle),
     )
 
 
@@ -308,3 +317,12 @@ def _recorded_place(manifest: Manifest, otherwise: str) -> tuple[str, str | None
             f"checkpoint with --model, or {otherwise}"
         )
     return place
+
+
+def _read_adapter(bundle: Bundle) -> Adapter:
+    if bundle.manifest.lookahead.num_adapter_weights is None:
+        return NO_ADAPTER
+    try:
+        return read_lookaheads(bundle.path(bundle.manifest.lookahead.path)).adapter
+    except UsageError as error:
+        raise BundleError(f"{error}; rebuild the bundle") from error

@@ -124,6 +124,7 @@ _TOLERANCES: Final = {
         reference_excused_share=1 / 500,
         departure=1e-2,
         perplexity=1e-3,
+        nudges=24,
     ),
 }
 

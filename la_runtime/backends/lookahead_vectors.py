@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
+from safetensors import SafetensorError, safe_open
 
-from la_runtime.bundle import Bundle
+from la_runtime.bundle import Bundle, Manifest
 from la_runtime.contract import Contract, Name
 from la_runtime.errors import BundleError
 from la_runtime.storage import from_stored, to_stored
@@ -19,16 +21,32 @@ def load_lookahead_vectors(bundle: Bundle) -> NDArray[np.floating]:
     """The vectors of a bundle, as written.
 
     Raises:
-        BundleError: the file is damaged or has none.
+        BundleError: the file is damaged, has none, or was made for another model or group mask.
     """
     path = bundle.path(bundle.manifest.lookahead.path)
     try:
-        tensors = load_file(path)
+        with safe_open(path, framework="numpy") as file:
+            _check_origin(file.metadata() or {}, bundle.manifest, path)
+            vectors: NDArray[np.floating] = file.get_tensor(Name.LOOKAHEAD_EMBEDDINGS)
     except SafetensorError as error:
-        raise BundleError(f"{path} is no safetensors file ({error}); rebuild the bundle") from error
-    if Name.LOOKAHEAD_EMBEDDINGS not in tensors:
-        raise BundleError(f"{path} has no tensor '{Name.LOOKAHEAD_EMBEDDINGS}'; rebuild the bundle")
-    return tensors[Name.LOOKAHEAD_EMBEDDINGS]
+        raise BundleError(
+            f"{path} has no lookahead vectors to read ({error}); rebuild the bundle"
+        ) from error
+    return vectors
+
+
+def _check_origin(metadata: Mapping[str, str], manifest: Manifest, path: Path) -> None:
+    """What the file says of itself must be what the bundle says of it."""
+    expected = {
+        "model_digest": manifest.model.source_digest,
+        "group_mask": manifest.lookahead.group_mask.value,
+    }
+    for name, value in expected.items():
+        if metadata.get(name, value) != value:
+            raise BundleError(
+                f"{path} was made for the {name} {metadata[name]:.20}, the bundle has {value:.20}; "
+                "rebuild the bundle"
+            )
 
 
 def store_lookahead_vectors(

@@ -14,6 +14,7 @@ import onnx_ir.passes.common as common_passes
 
 from la_export.graph.lean.fused_silu import fuse_silu
 from la_export.graph.lean.integer_kernels import fuse_integer_products
+from la_export.graph.lean.lookahead_rows import adapt_lookahead_rows
 from la_export.graph.lean.sequence_major import store_sequence_major
 from la_export.graph.lean.skip_norms import fuse_skip_norms
 from la_export.graph.lean.spare_row import attend_with_spare_row
@@ -49,6 +50,7 @@ def make_lean(model: ir.Model, portable: Contract, lean: Contract, *, precision:
     model.opset_imports[""] = OPSET_VERSIONS[CacheForm.SCATTER]
     model.opset_imports[CONTRIB_DOMAIN] = 1
     store_sequence_major(model.graph, portable, lean)
+    adapt_lookahead_rows(model.graph, portable.vocab_size)
     common_passes.RemoveUnusedNodesPass()(model)  # the attention that it replaces
     if precision in _INVARIANT:
         attend_with_spare_row(model.graph)

@@ -1,4 +1,4 @@
-"""The products of a graph with stored weights: those of its layers, and its head's."""
+"""The products of a graph with the model's weights: those of its layers, and its head's."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import onnx_ir as ir
 
+from la_export.adapter import is_of_adapter
 from la_export.graph.step_graph import StepGraph
 from la_runtime.contract import Name
 
@@ -25,7 +26,11 @@ def head_products(step_graph: StepGraph) -> tuple[ir.Node, ...]:
 
 
 def _products(step_graph: StepGraph) -> Iterator[ir.Node]:
-    weights = set(step_graph.weight_values().values())
+    weights = {
+        value
+        for name, value in step_graph.weight_values().items()
+        if not any(map(is_of_adapter, step_graph.weights[name].parameters))
+    }
     for node in step_graph.graph:
         if node.op_type == "MatMul" and node.inputs[1] in weights:
             yield node

@@ -74,7 +74,7 @@ def test_a_near_answer_is_not_asked_for_again():
 
 
 def test_float_precisions_ask_once():
-    assert [p for p in Precision if tolerance_of(p).nudges] == [Precision.INT8]
+    assert [p for p in Precision if tolerance_of(p).nudges] == [Precision.INT8, Precision.INT4]
 
 
 def test_a_nudged_reference_says_nearly_the_same_and_then_the_same_again(tiny):

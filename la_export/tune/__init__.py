@@ -1,0 +1,1 @@
+"""Tunes lookaheads of a frozen model on text that it writes itself."""

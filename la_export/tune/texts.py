@@ -1,0 +1,78 @@
+"""Texts that a model wrote for its lookaheads to learn from: prompts, and its greedy answers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from la_runtime.errors import UsageError
+from la_runtime.records import Record
+
+__all__ = ["OwnText", "TextFile", "read_texts", "write_texts"]
+
+
+class OwnText(Record):
+    """One text.
+
+    Args:
+        token_ids: a prompt and the model's greedy answer.
+        answered_from: index of the answer's first token.
+    """
+
+    token_ids: tuple[int, ...] = Field(min_length=2)
+    answered_from: int = Field(ge=1)
+
+    @property
+    def answer_length(self) -> int:
+        """Tokens of the answer."""
+        return len(self.token_ids) - self.answered_from
+
+
+class TextFile(Record):
+    """Texts of one model.
+
+    Args:
+        model_digest: of the weights that wrote them.
+        num_begun: prompts begun so far; the next one's seed.
+        seconds: that writing them took.
+        texts: in the order of their seeds.
+    """
+
+    model_digest: str
+    num_begun: int = Field(ge=0)
+    seconds: float = Field(ge=0)
+    texts: tuple[OwnText, ...]
+
+
+def write_texts(path: Path, file: TextFile) -> None:
+    """Write in one step.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    partial = path.with_suffix(".partial")
+    partial.write_text(file.model_dump_json(), encoding="utf-8")
+    os.replace(partial, path)
+
+
+def read_texts(path: Path, model_digest: str) -> TextFile:
+    """What was written there; nothing yet when there is no file.
+
+    Raises:
+        UsageError: it is another model's, or damaged.
+    """
+    try:
+        found = TextFile.model_validate_json(path.read_bytes())
+    except FileNotFoundError:
+        return TextFile(model_digest=model_digest, num_begun=0, seconds=0.0, texts=())
+    except ValidationError as error:
+        raise UsageError(
+            f"{path} holds no texts of a tuning that was begun; remove its folder"
+        ) from error
+    if found.model_digest != model_digest:
+        raise UsageError(
+            f"{path} was written by another model; remove its folder or choose another --out"
+        )
+    return found
