@@ -104,7 +104,8 @@ def chain_tokens_per_pass(
 
 
 def _right(proposed: NDArray[np.int64], block: GroupBlock) -> NDArray[np.bool_]:
-    return (proposed == block.targets) & (block.targets != NO_TARGET)
+    right: NDArray[np.bool_] = (proposed == block.targets) & (block.targets != NO_TARGET)
+    return right
 
 
 def _replay(accepted: NDArray[np.int64]) -> Iterator[int]:

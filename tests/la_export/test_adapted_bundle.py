@@ -116,8 +116,8 @@ def make_feeds(contract, *, with_lookaheads, seed=0):
                 places[0] if len(shape) == 1 else places, shape
             ).copy()
             continue
-        axes = [a if isinstance(a, int) else {"batch": batch}.get(a.value, keys if is_scatter else past)
-                for a in spec.axes]  # fmt: skip
+        sizes = {"batch": batch, "past": keys if is_scatter else past}
+        axes = [axis if isinstance(axis, int) else sizes[axis.value] for axis in spec.axes]
         feeds[spec.name] = cache.normal(size=axes).astype(dtype)
     return feeds
 

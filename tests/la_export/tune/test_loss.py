@@ -65,6 +65,6 @@ def test_pieces_give_the_gradient_of_the_whole(seed, until_fail):
 
 
 def test_the_best_token_is_the_heads():
-    block, head, hidden, _ = make_case(0)
+    _, head, hidden, _ = make_case(0)
 
     assert torch.equal(best_tokens(hidden, head), head(hidden).argmax(dim=-1))

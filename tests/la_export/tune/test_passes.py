@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from la_export.question_frame import QuestionFrame
 from la_export.reference import TorchReference
 from la_export.tune.attention import use_tuning_attention
 from la_export.tune.groups import every_anchor, pack_groups
@@ -16,7 +17,6 @@ from la_export.tune.lookaheads import Lookaheads, find_sites
 from la_export.tune.passes import run_groups
 from la_export.tune.texts import OwnText
 from la_export.tune.writer import TextWriter
-from la_export.question_frame import QuestionFrame
 from la_runtime.layout import GroupMask
 from tests.tiny_models import FAMILIES, make_tiny_config, make_tiny_model
 
