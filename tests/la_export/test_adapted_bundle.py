@@ -116,7 +116,7 @@ def make_feeds(contract, *, with_lookaheads, seed=0):
                 places[0] if len(shape) == 1 else places, shape
             ).copy()
             continue
-        sizes = {"batch": batch, "past": keys if is_scatter else past}
+        sizes = {"batch": batch, "past": past, "keys": keys}
         axes = [axis if isinstance(axis, int) else sizes[axis.value] for axis in spec.axes]
         feeds[spec.name] = cache.normal(size=axes).astype(dtype)
     return feeds
