@@ -10,7 +10,7 @@ from la_runtime.contract import RowPlaces
 from la_runtime.drafting.candidates import NO_RANKING, Candidates, merge
 from la_runtime.drafting.news import PassNews
 from la_runtime.drafting.slots import SlotChain, SlotTree
-from la_runtime.drafting.successors import RecycledSource
+from la_runtime.drafting.successors import RecycledSource, Successors
 from la_runtime.drafting.suffix import SuffixSource
 from la_runtime.layout import Group
 from la_runtime.placement import place_drafts, trim_to_runs
@@ -48,14 +48,19 @@ def make_sources(
         k: most slots of a group; without any the slots propose nothing.
     """
     made: dict[SourceName, Source] = {}
-    for name in names:
+    root = (prompt[max(-2, -len(prompt))], prompt[-1])
+    successors = Successors()
+    # In the order of the names: slots judge what they proposed by the lists of before a pass.
+    for name in SourceName:
+        if name not in names:
+            continue
         match name:
             case SourceName.LOOKAHEAD:
-                made[name] = SlotTree(k)
+                made[name] = SlotTree(k, root, successors)
             case SourceName.SUFFIX:
                 made[name] = SuffixSource(prompt)
             case SourceName.RECYCLED:
-                made[name] = RecycledSource((prompt[max(-2, -len(prompt))], prompt[-1]))
+                made[name] = RecycledSource(root, successors)
     return made
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from enum import IntEnum
 from typing import Final, TypeAlias
 
 from la_runtime.drafting.candidates import Bigram, Candidates, grow
 from la_runtime.drafting.news import PassNews
 from la_runtime.drafting.rates import HitRate, make_rates
+from la_runtime.drafting.successors import Successors
 from la_runtime.errors import LookaheadError
 from la_runtime.layout import StepRows
 
@@ -69,10 +71,31 @@ _MOST_CANDIDATES: Final = 32
 _LEAST_CHANCE: Final = 0.01
 # Upper ends of the ranges of probability whose proposals share a rate.
 _RANGES: Final = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9)
-# Share of its probability that a proposal is worth until something was seen.
-_FIRST_GUESS: Final = 0.4
 
-_Proposals: TypeAlias = list[tuple[int, HitRate]]
+
+class _Standing(IntEnum):
+    """What is known of a proposal from lists of what followed the tokens before it."""
+
+    NO_LIST = 0
+    FIRST_OF_TWO = 1
+    LISTED_OF_TWO = 2
+    NOT_LISTED_OF_TWO = 3
+    LISTED_OF_ONE = 4
+    NOT_LISTED_OF_ONE = 5
+
+
+# Share of its probability that a proposal is worth until something was seen, by its standing.
+_FIRST_GUESSES: Final = {
+    _Standing.NO_LIST: 0.4,
+    _Standing.FIRST_OF_TWO: 0.9,
+    _Standing.LISTED_OF_TWO: 0.4,
+    _Standing.NOT_LISTED_OF_TWO: 0.2,
+    _Standing.LISTED_OF_ONE: 0.7,
+    _Standing.NOT_LISTED_OF_ONE: 0.3,
+}
+
+_Proposals: TypeAlias = list[tuple[int, int]]
+"""Tokens, each with the range of its probability."""
 
 
 class SlotTree:
@@ -82,51 +105,87 @@ class SlotTree:
     probability came true, slot by slot, is what it is taken to be worth: the slots of an untuned
     model are sure of things that do not happen.
 
+    A slot proposes without knowing the tokens right before its own: not the bonus token, nor what
+    the slots before it propose. Where it is known what followed those tokens elsewhere, proposals
+    that did and proposals that did not are counted apart.
+
     Args:
         num_slots: most slots of a group.
+        root: the last two tokens of the sequence; its only one twice.
+        successors: what followed tokens elsewhere; somebody else keeps it up, behind this source.
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(
+        self, num_slots: int, root: Bigram = (0, 0), successors: Successors | None = None
+    ) -> None:
         middles = [
             (low + high) / 2 for low, high in zip((0.0, *_RANGES), (*_RANGES, 1.0), strict=True)
         ]
         self._rates = [
-            make_rates([_FIRST_GUESS * middle for middle in middles]) for _ in range(num_slots)
-        ]
-        self._proposals: list[_Proposals] = []
+            [make_rates([_FIRST_GUESSES[standing] * middle for middle in middles])
+             for standing in _Standing]
+            for _ in range(num_slots)
+        ]  # fmt: skip
+        self._root = root
+        self._successors = Successors() if successors is None else successors
+        self._proposals: list[tuple[int, _Proposals]] = []  # of a slot of the group, from 0
 
     def learn(self, news: PassNews) -> None:
         """See which proposals came true, then take over what the slots of this pass say."""
-        for proposals, token_id in zip(self._proposals, news.token_ids, strict=False):
-            for proposed, rate in proposals:
-                rate.count(hit=proposed == token_id)
+        for depth, token_id in enumerate(news.token_ids):
+            if depth < len(self._proposals):
+                for proposed, rate in self._rated(depth, self._root):
+                    rate.count(hit=proposed == token_id)
+            self._root = (self._root[1], token_id)
         slot_index = news.part.rows.slot_index
         self._proposals = [
-            _weigh(news.scores.top(row), self._rates[slot_index[row] - 1]) for row in _slots(news)
+            (int(slot_index[row]) - 1, _weigh(news.scores.top(row))) for row in _slots(news)
         ]
 
     def propose(self) -> Candidates:
         """The likeliest paths, a token of each slot in turn."""
-        return grow(self._children, root=(0, 0), most=_MOST_CANDIDATES, least_chance=_LEAST_CHANCE)
+        return grow(
+            self._children, root=self._root, most=_MOST_CANDIDATES, least_chance=_LEAST_CHANCE
+        )
 
     def _children(self, depth: int, tokens: Bigram) -> Iterator[tuple[int, float]]:
         if depth <= len(self._proposals):
-            for proposed, rate in self._proposals[depth - 1]:
+            for proposed, rate in self._rated(depth - 1, tokens):
                 yield proposed, rate.value
+
+    def _rated(self, place: int, before: Bigram) -> Iterator[tuple[int, HitRate]]:
+        """What a slot proposes behind two tokens, with the rate that it shares with its like."""
+        slot, proposals = self._proposals[place]
+        rates = self._rates[slot]
+        of_two, of_one = self._successors.of_two(before), self._successors.of_one(before[1])
+        for token_id, probability in proposals:
+            yield token_id, rates[_stand(token_id, of_two, of_one)][probability]
+
+
+def _stand(token_id: int, of_two: Sequence[int] | None, of_one: Sequence[int] | None) -> _Standing:
+    if of_two is not None:
+        if token_id == of_two[0]:
+            return _Standing.FIRST_OF_TWO
+        is_listed = token_id in of_two
+        return _Standing.LISTED_OF_TWO if is_listed else _Standing.NOT_LISTED_OF_TWO
+    if of_one is not None:
+        is_listed = token_id in of_one
+        return _Standing.LISTED_OF_ONE if is_listed else _Standing.NOT_LISTED_OF_ONE
+    return _Standing.NO_LIST
 
 
 def _slots(news: PassNews) -> range:
     return proposing_rows(news.part.rows, news.path) if news.goes_on else range(0)
 
 
-def _weigh(top: tuple[list[int], list[float]], rates: Sequence[HitRate]) -> _Proposals:
-    """A slot's best tokens, each with the rate of its probability among them."""
+def _weigh(top: tuple[list[int], list[float]]) -> _Proposals:
+    """A slot's best tokens, each with the range of its probability among them."""
     token_ids, logits = top
     if not all(map(math.isfinite, logits)):
         return []  # what no choice depends on can break none
     weights = [math.exp(logit - logits[0]) for logit in logits]
     total = sum(weights)
     return [
-        (token_id, rates[bisect_right(_RANGES, weight / total)])
+        (token_id, bisect_right(_RANGES, weight / total))
         for token_id, weight in zip(token_ids, weights, strict=True)
     ]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 
+from la_runtime.drafter import make_sources
 from la_runtime.drafting.slots import SlotChain, SlotTree
+from la_runtime.drafting.successors import Successors
 from la_runtime.layout import Group
+from la_runtime.source_names import SourceName
 from tests.la_runtime.drafting.news import make_news
 
 GROUP = (Group(0, 2),)
@@ -56,3 +59,25 @@ def test_slots_without_a_finite_score_propose_nothing():
     tree.learn(make_news([5], groups=GROUP, best={1: {7: math.nan, 3: 1.0}, 2: {8: 1.0}}))
 
     assert tree.propose().token_ids == ()
+
+
+def test_what_followed_the_bonus_token_elsewhere_is_likelier_than_what_did_not():
+    """Both proposals are as likely by themselves; 3 is known to follow the bonus token 5."""
+    successors = Successors()
+    successors.learn(make_news([5], best={0: {3: 2.0, 4: 1.0}}), (1, 5))
+    tree = SlotTree(1, (0, 5), successors)
+    # The slot behind the root 5 proposes what comes behind the next bonus token, which is 5 again.
+    tree.learn(make_news([5], groups=(Group(0, 1),), best={1: {7: 1.0, 3: 1.0}}))
+
+    found = tree.propose()
+
+    assert found.token_ids == (3, 7)
+    assert found.chances[0] > found.chances[1]
+
+
+def test_proposals_are_judged_by_what_stood_in_the_lists_before_the_pass():
+    """A list that a pass brings always has the token that came at its head."""
+    names = tuple(SourceName)
+    for order in (names, names[::-1]):
+        sources = make_sources(order, prompt=[1, 2], k=2)
+        assert tuple(sources) == names
