@@ -6,7 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -83,6 +85,21 @@ class Lookaheads(nn.Module):
             torch.randn(rank, site.width, generator=generator) / site.width**0.5 for site in sites
         )
         self.expand = nn.ParameterList(torch.zeros(sum(site.sizes), rank) for site in sites)
+
+    @classmethod
+    def of_weights(cls, vectors: NDArray[np.float32], adapter: Adapter) -> Lookaheads:
+        """Those of a file."""
+        sites = tuple(
+            Site(layers=pair.layers, sizes=pair.sizes, width=pair.reduce.shape[1])
+            for pair in adapter.pairs
+        )
+        rank = adapter.pairs[0].rank if adapter.pairs else 0
+        made = cls(torch.from_numpy(vectors), sites, rank)
+        with torch.no_grad():
+            for index, pair in enumerate(adapter.pairs):
+                made.reduce[index].copy_(torch.from_numpy(pair.reduce))
+                made.expand[index].copy_(torch.from_numpy(pair.expand))
+        return made
 
     @contextmanager
     def attached(self, model: PreTrainedModel) -> Iterator[None]:
