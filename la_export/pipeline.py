@@ -40,7 +40,8 @@ from la_export.graph.packed_weights import add_packed_weights
 from la_export.graph.parity import check_parity
 from la_export.graph.step_graph import OPSET_VERSIONS
 from la_export.graph.stored_weights import check_weights
-from la_export.graph.variants import check_variant, write_cpu_variant
+from la_export.graph.tokens_only import write_tokens_only
+from la_export.graph.variants import check_variants, write_cpu_variant
 from la_export.graph.weights import SmoothedReader, write_graph
 from la_export.lookahead import LookaheadWeights, write_lookaheads
 from la_export.lookahead_choice import choose_lookaheads, make_untuned
@@ -180,9 +181,11 @@ def _build(options: BuildOptions, plans: PlanOptions, clock: Clock) -> BuildRepo
             if options.is_smoothed:
                 write_smoothing(work / SMOOTHING_PATH, smoothing)
             variant = write_cpu_variant(graph_path, contract, options.precision)
-            variants = () if variant is None else (variant,)
+            variants: tuple[GraphVariant, ...] = () if variant is None else (variant,)
             if options.packed and variant is not None:
                 add_packed_weights(work / variant.path)
+                if adapter.pairs and variant.cache_form is not None:
+                    variants = (variant, write_tokens_only(work, variant))
             write_lookaheads(work / LOOKAHEAD_PATH, inputs.lookaheads)
         with clock.stage(Stage.TOKENIZER):
             inputs.tokenizer.write(work)
@@ -309,16 +312,14 @@ def _check(
     )
     checks.append(check_weights(graph_path, reference))
     checks += check_parity(graph_path, contract, reference, context=context, threads=threads)
-    for variant in variants:
-        checks += check_variant(
-            graph_path,
-            work / variant.path,
-            variant,
-            reference,
-            contract=contract,
-            context=context,
-            threads=threads,
-        )
+    checks += check_variants(
+        graph_path,
+        [(work / variant.path, variant) for variant in variants],
+        reference,
+        contract=contract,
+        context=context,
+        threads=threads,
+    )
     return tuple(checks)
 
 

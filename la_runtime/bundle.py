@@ -122,7 +122,8 @@ class GraphVariant(Record):
 
     `omits` names outputs of the contract that it does not have; the backend makes up for them.
     `kv_order`, `cache_form` and `row_places` are those of the portable graph where they are not
-    given. A cache form that is given has no fixed capacity.
+    given. A cache form that is given has no fixed capacity. One that is `tokens_only` has no
+    adapter: it stands beside the backend's other variant, for passes without lookaheads.
     """
 
     path: RelativePath
@@ -131,6 +132,7 @@ class GraphVariant(Record):
     kv_order: KvOrder | None = None
     cache_form: CacheForm | None = None
     row_places: RowPlaces | None = None
+    tokens_only: bool | None = None
 
     @model_validator(mode="after")
     def _check_places(self) -> GraphVariant:
@@ -364,8 +366,14 @@ class Manifest(Record):
         return lengths
 
     def variant_for(self, backend: str) -> GraphVariant | None:
-        """The variant of the graph that serves a backend, if there is one."""
-        return next((v for v in self.variants if v.backend == backend), None)
+        """The variant of the graph that serves every pass of a backend, if there is one."""
+        found = (v for v in self.variants if v.backend == backend and not v.tokens_only)
+        return next(found, None)
+
+    def tokens_only_variant(self, backend: str) -> GraphVariant | None:
+        """The one for its passes without lookaheads, if there is one."""
+        found = (v for v in self.variants if v.backend == backend and v.tokens_only)
+        return next(found, None)
 
 
 class Bundle:

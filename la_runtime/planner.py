@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import accumulate
 from typing import Final, Protocol
 
 from la_runtime.drafting.candidates import RankedTree
@@ -141,10 +142,11 @@ class FixedPlanner:
 
 
 # Groups and slots of each that a pass may carry, and how many passes without any there are before
-# one carries the smallest, to see whether slots have become worth their rows.
-_GROUPS: Final = ((1, 2), (2, 2), (3, 2), (1, 4))
+# one carries the first of them, to see whether slots have become worth their rows.
+_GROUPS: Final = ((1, 2), (1, 1), (2, 1), (2, 2), (3, 1), (3, 2), (1, 4))
 _PASSES_BETWEEN_PROBES: Final = 48
-_FIRST_GAIN: Final = 0.2
+# Of each slot of a group in turn.
+_FIRST_GAINS: Final = (0.2, 0.06, 0.03, 0.03)
 # What drafts have to promise: their chances and the times are estimates.
 _LEAST_SPEEDUP: Final = 1.03
 _GAIN_WEIGHT: Final = 0.06
@@ -169,9 +171,10 @@ class CostPlanner:
         self._sizes = [(groups, slots) for groups, slots in sizes if groups * slots < most_rows]
         self.most_rows = most_rows
         self.most_drafts = most_rows - 1
-        self._added = _FIRST_GAIN  # by the groups of a pass, and the chance that one stood right
-        self._covered = 1.0
+        self._added = list(_FIRST_GAINS)  # by each slot of the groups of a pass
+        self._covered = 1.0  # the chance that one stood right
         self._last_covered = 0.0
+        self._last_slots = 0
         self._num_weighed = 0
         self._since_slots = 0
 
@@ -179,8 +182,8 @@ class CostPlanner:
         """See `Planner.first`."""
         if not self._sizes:
             return ()
-        self._last_covered = 1.0
-        return (Group(0, self._sizes[0][1]),)
+        self._last_covered, self._last_slots = 1.0, self._sizes[0][1]
+        return (Group(0, self._last_slots),)
 
     def plan(self, ranked: RankedTree, *, batch: int, has_read_slots: bool) -> StepPlan:
         """See `Planner.plan`."""
@@ -199,22 +202,25 @@ class CostPlanner:
     def _weigh_slots(self, chosen: RankedTree, batch: int) -> None:
         """Count what the groups of the last pass have added to this one.
 
-        That is the tokens that drafts of slots alone promise, less those that other passes give in
-        the time their rows take.
+        That is, slot by slot, the tokens that drafts of slots alone promise, less those that other
+        passes give in the time their rows take.
         """
-        own = [
-            chance
-            for chance, sources in zip(chosen.chances, chosen.sources, strict=True)
-            if sources == {SourceName.LOOKAHEAD}
-        ]
+        own = [0.0] * self._last_slots
+        num_own = [0] * self._last_slots
+        depths = chosen.drafts.depths
+        for depth, chance, sources in zip(depths, chosen.chances, chosen.sources, strict=True):
+            if depth <= self._last_slots and sources == {SourceName.LOOKAHEAD}:
+                own[depth - 1] += chance
+                num_own[depth - 1] += 1
         rows = 1 + len(chosen.chances)
         cost = self._costs(rows, batch)
-        without = self._costs(rows - len(own), batch)
         speed = (1.0 + sum(chosen.chances)) / cost
-        added = max(0.0, sum(own) - speed * (cost - without))
+        row = (cost - self._costs(rows - sum(num_own), batch)) / max(1, sum(num_own))
         self._num_weighed += 1
         weight = max(_GAIN_WEIGHT, 1 / (1 + self._num_weighed))
-        self._added += weight * (added - self._added)
+        for slot, (promised, count) in enumerate(zip(own, num_own, strict=True)):
+            added = max(0.0, promised - speed * row * count)
+            self._added[slot] += weight * (added - self._added[slot])
         self._covered += weight * (self._last_covered - self._covered)
 
     def _count_drafts(self, chances: Sequence[float], batch: int) -> int:
@@ -236,7 +242,7 @@ class CostPlanner:
         likeliest = sorted(range(len(ends)), key=ends.__getitem__, reverse=True)
         tokens = 1.0 + sum(chosen.chances)
         rows = len(ends)
-        gain = self._added / self._covered
+        gains = [added / self._covered for added in accumulate(self._added)]
         best, best_size = tokens / self._costs(rows, batch), (0, 0)
         if (
             self._since_slots >= _PASSES_BETWEEN_PROBES
@@ -248,7 +254,8 @@ class CostPlanner:
                 if rows + groups * slots > self.most_rows:
                     continue
                 covered = sum(ends[node] for node in likeliest[:groups])
-                speed = (tokens + gain * covered) / self._costs(rows + groups * slots, batch)
+                cost = self._costs(rows + groups * slots, batch, has_slots=True)
+                speed = (tokens + gains[slots - 1] * covered) / cost
                 if speed > best:
                     best, best_size = speed, (groups, slots)
         groups, slots = best_size
@@ -256,6 +263,7 @@ class CostPlanner:
             self._since_slots += 1
             return ()
         self._since_slots = 0
+        self._last_slots = slots
         nodes = sorted(likeliest[:groups])
         self._last_covered = sum(ends[node] for node in nodes)
         return tuple([Group(node, slots) for node in nodes])

@@ -24,6 +24,8 @@ class StepCosts:
         points: numbers of rows and the time of each at batch 1, ascending, in any unit.
         widths: block widths that passes are padded to; empty where they are not.
         drafting: what drafting takes beside a pass that has drafts or slots, in the same unit.
+        slots: what a pass takes longer for having slots among its rows, however many: their
+            adapter is read for them alone.
     """
 
     def __init__(
@@ -32,31 +34,40 @@ class StepCosts:
         *,
         widths: tuple[int, ...] = (),
         drafting: float = 0.0,
+        slots: float = 0.0,
     ) -> None:
         assert points, "costs are measured somewhere"
         least = accumulate((cost for _, cost in points), max)
         self._points = [(rows, cost) for (rows, _), cost in zip(points, least, strict=True)]
         self._widths = widths
         self._drafting = drafting
+        self._slots = slots
         self._known: dict[tuple[int, int], float] = {}
 
     @classmethod
-    def measured(cls, times: Sequence[tuple[int, float]], *, widths: tuple[int, ...]) -> StepCosts:
+    def measured(
+        cls, times: Sequence[tuple[int, float]], *, widths: tuple[int, ...], slots_ms: float = 0.0
+    ) -> StepCosts:
         """Of measured passes.
 
         Args:
             times: numbers of rows, ascending, and milliseconds.
             widths: see above.
+            slots_ms: what slots take beside that.
         """
-        return cls(times, widths=widths, drafting=_DRAFTING_MS)
+        return cls(times, widths=widths, drafting=_DRAFTING_MS, slots=slots_ms)
 
-    def __call__(self, num_rows: int, batch: int = 1) -> float:
+    def __call__(self, num_rows: int, batch: int = 1, *, has_slots: bool = False) -> float:
         """Time of a pass of so many rows per sequence.
 
         Args:
             num_rows: of each sequence; one is a plain pass.
             batch: sequences. Rows of a batch count as so many rows of one sequence.
+            has_slots: whether some of the rows are lookaheads.
         """
+        return self._of_rows(num_rows, batch) + self._slots * has_slots
+
+    def _of_rows(self, num_rows: int, batch: int) -> float:
         found = self._known.get((num_rows, batch))
         if found is None:
             found = self._line(batch * block_width(num_rows, self._widths))

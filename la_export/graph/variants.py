@@ -6,6 +6,7 @@ rarely asked for needs a graph without it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -19,6 +20,7 @@ from la_export.graph.check import check_lean_file
 from la_export.graph.lean import make_lean
 from la_export.graph.parity import check_parity
 from la_export.graph.session import GraphSession
+from la_export.graph.tokens_only import check_tokens_only
 from la_export.options import Precision
 from la_export.reference import TorchReference
 from la_runtime.bundle import GRAPH_PATH, CheckResult, GraphVariant
@@ -32,6 +34,7 @@ __all__ = [
     "CPU_OMITS",
     "check_same_operators",
     "check_variant",
+    "check_variants",
     "write_cpu_variant",
 ]
 
@@ -120,6 +123,56 @@ def check_variant(
         prefix=f"{variant.backend}.",
     )
     return (edge, *parity)
+
+
+def check_variants(
+    path: Path,
+    variants: Sequence[tuple[Path, GraphVariant]],
+    reference: TorchReference,
+    *,
+    contract: Contract,
+    context: int,
+    threads: int,
+) -> tuple[CheckResult, ...]:
+    """Check all variants of a graph; one for tokens alone stands behind the one with the adapter.
+
+    Args:
+        path: the portable graph, already checked.
+        variants: each with its path.
+        reference: transformers' own model in the graph's precision.
+        contract: of the portable graph.
+        context: positions the bundle serves.
+        threads: threads for ONNX Runtime.
+
+    Raises:
+        CheckError: the first problem.
+    """
+    checks: list[CheckResult] = []
+    adapted = path
+    for variant_path, variant in variants:
+        if variant.tokens_only:
+            checks.append(
+                check_tokens_only(
+                    adapted,
+                    variant_path,
+                    reference,
+                    contract=variant.contract_of(contract),
+                    context=context,
+                    threads=threads,
+                )
+            )
+            continue
+        adapted = variant_path
+        checks += check_variant(
+            path,
+            variant_path,
+            variant,
+            reference,
+            contract=contract,
+            context=context,
+            threads=threads,
+        )
+    return tuple(checks)
 
 
 def check_same_operators(

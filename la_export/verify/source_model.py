@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
-from la_export.adapter import NO_ADAPTER, Adapter
+from la_export.adapter import NO_ADAPTER, Adapter, is_of_adapter
 from la_export.checkpoint import (
     Checkpoint,
     ModelSource,
@@ -25,8 +25,9 @@ from la_export.checkpoint import (
 )
 from la_export.checkpoint.facts import count_norms
 from la_export.graph.check import check_graph_file
+from la_export.graph.passes.names import read_name
 from la_export.graph.stored_weights import ExpectedWeights
-from la_export.graph.variants import check_variant
+from la_export.graph.variants import check_variants
 from la_export.lookahead import read_lookaheads
 from la_export.options import Precision
 from la_export.quantize.smoothing import NO_SMOOTHING, Smoothing
@@ -165,31 +166,32 @@ class CheckpointSource:
         manifest = bundle.manifest
         path = bundle.path(manifest.graph)
         found = check_graph_file(path, manifest.contract, num_norms=count_norms(self._checkpoint))
-        details = [found.detail]
-        for variant in manifest.variants:
-            results = check_variant(
-                path,
-                bundle.path(variant.path),
-                variant,
-                self.reference,
-                contract=manifest.contract,
-                context=manifest.model.context,
-                threads=self._threads,
-            )
-            details += [result.detail for result in results if result.detail]
+        results = check_variants(
+            path,
+            [(bundle.path(variant.path), variant) for variant in manifest.variants],
+            self.reference,
+            contract=manifest.contract,
+            context=manifest.model.context,
+            threads=self._threads,
+        )
+        details = [found.detail, *(result.detail for result in results if result.detail)]
         return "; ".join(details)
 
     def compare_weights(self, graphs: Sequence[Path]) -> tuple[int, list[str]]:
         """See `SourceModel.compare_weights`; one weight is in memory at a time.
 
-        A weight that graphs share in a file beside them is read once.
+        A weight that graphs share in a file beside them is read once. The first graph has all
+        weights; one for passes without lookaheads has none of the adapter's.
         """
         expected = ExpectedWeights(self.reference)
         compared: set[tuple[str, str]] = set()
         equal, problems = 0, []
         for path in graphs:
             tensors = _stored_weights(path)
-            problems += [f"{path.name} has no weight {name}" for name in expected.missing(tensors)]
+            missing = list(expected.missing(tensors))
+            if path != graphs[0] and not any(map(is_of_adapter, _parameters_of(tensors))):
+                missing = [name for name in missing if not is_of_adapter(name)]
+            problems += [f"{path.name} has no weight {name}" for name in missing]
             for name, tensor in tensors.items():
                 truth, place = expected.of(name), _place(tensor)
                 if truth is None or place in compared:
@@ -209,6 +211,11 @@ class CheckpointSource:
             if np.issubdtype(weight.dtype, np.floating) and not np.isfinite(weight).all():
                 return str(initializer.name)
         return None
+
+
+def _parameters_of(stored: Collection[str]) -> Iterator[str]:
+    """The parameters that stored weights of these names hold."""
+    return (parameter for name in stored for parameter in read_name(name).parameters)
 
 
 def _stored_weights(graph: Path) -> dict[str, onnx.TensorProto]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,6 +58,8 @@ class OrtBackend:
         lookahead_embeddings: [k_max, hidden_size]; rounded to the compute dtype.
         omits: outputs of the contract that this graph does not have.
         limits: the largest pass.
+        tokens_only: a session over the graph without its adapter, for passes without lookaheads;
+            the same session when not given.
 
     Raises:
         BundleError: the graph's inputs and outputs are not the contract's, or the vectors have
@@ -71,10 +74,14 @@ class OrtBackend:
         *,
         omits: Sequence[str] = (),
         limits: PassLimits = _ANY_SIZE,
+        tokens_only: ort.InferenceSession | None = None,
     ) -> None:
         check_signature(session, contract, omits)
+        if tokens_only is not None:
+            check_signature(tokens_only, contract, omits)
         self.contract = contract
         self.session = session
+        self._tokens_only = tokens_only
         self.limits = limits
         self._least_rows = _LEAST_FLOAT16_ROWS if contract.compute_dtype is Dtype.FLOAT16 else 1
         self.widths: tuple[int, ...] = (self._least_rows,) if self._least_rows > 1 else ()
@@ -94,19 +101,15 @@ class OrtBackend:
         variant = manifest.variant_for(_NAME)
         contract = manifest.contract if variant is None else variant.contract_of(manifest.contract)
         check_precision(_NAME, contract)
-        options = make_session_options(threads)
         graph = bundle.path(manifest.graph if variant is None else variant.path)
-        vectors = load_lookahead_vectors(bundle)
-        try:
-            session = ort.InferenceSession(str(graph), options, providers=[_CPU])
-        except Exception as error:
-            raise BundleError(
-                f"ONNX Runtime {ort.__version__} cannot load {graph}: {error}"
-            ) from error
+        without = manifest.tokens_only_variant(_NAME)
         return cls(
-            session,
+            _open_session(graph, threads),
             contract,
-            vectors,
+            load_lookahead_vectors(bundle),
+            tokens_only=None
+            if without is None
+            else _open_session(bundle.path(without.path), threads),
             omits=() if variant is None else variant.omits,
             limits=graph_limits(contract, context=manifest.model.context),
         )
@@ -117,7 +120,7 @@ class OrtBackend:
         return make_host_cache(self.contract, self._make_binding, batch=batch, sizing=sizing)
 
     def _make_binding(self) -> PassBinding:
-        return PassBinding(self.session.io_binding(), self.contract)
+        return PassBinding(self.session, self.contract)
 
     def forward(self, state: CacheState, inputs: StepInputs) -> ArrayScores:
         """See `Backend.forward`."""
@@ -130,13 +133,22 @@ class OrtBackend:
         if is_padded:
             rows = np.repeat(inputs.logits_rows, self._least_rows, axis=1)
             inputs = replace(inputs, logits_rows=rows)
+        session = self._choose_session(inputs)
+        if state.binding.session is not session:
+            state.bind_for(session, lambda: PassBinding(session, self.contract))
         state.binding.bind_inputs(inputs, self.lookahead_embeddings)
         state.bind(inputs, score_names(inputs.outputs, self._omits))
-        self.session.run_with_iobinding(state.binding.io_binding, None)
+        session.run_with_iobinding(state.binding.io_binding, None)
         if not is_padded:
             return state.binding.read_scores
         scores = state.binding.scores
         return ArrayScores({name: found[:, :num_wanted] for name, found in scores.items()})
+
+    def _choose_session(self, inputs: StepInputs) -> ort.InferenceSession:
+        """The graph without its adapter wherever nothing would go through that."""
+        if self._tokens_only is None or inputs.input_ids.max() >= self.contract.vocab_size:
+            return self.session
+        return self._tokens_only
 
     def commit(self, state: CacheState, rows: Sequence[Sequence[int]]) -> None:
         """See `Backend.commit`."""
@@ -154,8 +166,16 @@ class OrtBackend:
     def close(self) -> None:
         """See `Backend.close`."""
         self._is_closed = True
-        self.session = None
+        self.session = self._tokens_only = None
 
     def _check_open(self) -> None:
         if self._is_closed:
             raise UsageError("the engine is closed; open the bundle again")
+
+
+def _open_session(graph: Path, threads: int) -> ort.InferenceSession:
+    options = make_session_options(threads)
+    try:
+        return ort.InferenceSession(str(graph), options, providers=[_CPU])
+    except Exception as error:
+        raise BundleError(f"ONNX Runtime {ort.__version__} cannot load {graph}: {error}") from error

@@ -1,7 +1,7 @@
 """What ONNX Runtime has bound for the passes over one cache in NumPy memory.
 
 Owns the memory that scores are written to. ONNX Runtime borrows all memory, so what is bound is
-held here. Knows nothing of sessions.
+held here.
 """
 
 from __future__ import annotations
@@ -121,12 +121,13 @@ class PassBinding:
     """What the passes over one cache have bound. Binds what changed since the last one.
 
     Args:
-        io_binding: of the session that will run.
+        session: that will run.
         contract: the graph's contract.
     """
 
-    def __init__(self, io_binding: ort.IOBinding, contract: Contract) -> None:
-        self.io_binding = io_binding
+    def __init__(self, session: ort.InferenceSession, contract: Contract) -> None:
+        self.session = session
+        self.io_binding = session.io_binding()
         self.scores: dict[str, NDArray[np.generic]] = {}
         self.read_scores = ArrayScores(self.scores)
         """What reads them."""
@@ -162,6 +163,11 @@ class PassBinding:
             self._past = past
             for name, places in zip(self._contract.past_names, past, strict=True):
                 self.io_binding.bind_cpu_input(name, self._in_order(places))
+
+    def let_go_of_all_but(self, past: NDArray[np.generic]) -> None:
+        """Let go of everything if what is bound as the cache is of other memory than this."""
+        if self._past is not None and self._past.base is not past.base:
+            self.clear()
 
     def bind_outputs(
         self,

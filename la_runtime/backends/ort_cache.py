@@ -53,6 +53,7 @@ class HostCache:
         sizing: CacheSizing,
     ) -> None:
         self.binding = make_binding()
+        self._other_binding: PassBinding | None = None
         self.sizing = sizing
         self._is_exact = sizing is CacheSizing.EXACT
         self.lengths = np.zeros(batch, dtype=np.int64)
@@ -100,6 +101,18 @@ class HostCache:
     def _capacity_for(self, places: int) -> int:
         """Places to lay out anew for sequences of up to so many."""
 
+    def bind_for(self, session: object, make_binding: Callable[[], PassBinding]) -> None:
+        """Bind for one of two sessions from here on; what is bound for the other is kept.
+
+        Args:
+            session: the one that will run.
+            make_binding: makes a binding of it.
+        """
+        other = self._other_binding
+        if other is None or other.session is not session:
+            other = make_binding()
+        self.binding, self._other_binding = other, self.binding
+
     def keep(self, indices: Sequence[int]) -> None:
         """See `CacheState.keep`."""
         kept = [(self, index) for index in indices]
@@ -120,6 +133,12 @@ class HostCache:
             joined = [(cache, i) for cache in (self, other) for i in range(cache.memory.batch)]
             self._gather(joined, reserved=max(self.memory.reserved, other.memory.reserved))
         other.close()
+
+    def _bind_past(self, past: NDArray[np.generic]) -> None:
+        """Nothing may hold on to memory that the cache has left."""
+        self.binding.bind_past(past)
+        if self._other_binding is not None:
+            self._other_binding.let_go_of_all_but(past)
 
     def _gather(self, sequences: Sequence[tuple[HostCache, int]], *, reserved: int) -> None:
         """Hold copies of these sequences, each given by its cache and its place there.
@@ -176,6 +195,8 @@ class HostCache:
     def close(self) -> None:
         """See `CacheState.close`."""
         self.binding.clear()
+        if self._other_binding is not None:
+            self._other_binding.clear()
         self.lengths = np.zeros(0, dtype=np.int64)
         self.memory = HostPlaces(self._contract, 0)
 
@@ -218,7 +239,7 @@ class ConcatCache(HostCache):
         shape = (*past.shape[:3], block_len, past.shape[4])
         if self.block.shape != shape:
             self.block = self._block_buffer.shaped(shape)
-        self.binding.bind_past(past)
+        self._bind_past(past)
         self.binding.bind_outputs(
             self._block_names,
             self.block,
@@ -296,7 +317,7 @@ class ScatterCache(HostCache):
         """See `HostCache.bind`."""
         self._columns = columns = inputs.columns
         batch, block_len = columns.shape
-        self.binding.bind_past(self.places)
+        self._bind_past(self.places)
         if self._is_chosen:
             if self._write_index.shape != columns.shape:
                 self._write_index = np.empty_like(columns)

@@ -69,6 +69,19 @@ def bundle_of(checkpoint, lookaheads, tmp_path_factory):
     return find
 
 
+@pytest.fixture(scope="module")
+def packed(checkpoint, lookaheads, tmp_path_factory):
+    options = BuildOptions(
+        model=str(checkpoint),
+        lookahead_lengths=(K,),
+        precision=Precision.INT8,
+        lookahead=str(lookaheads),
+        packed=True,
+        out=tmp_path_factory.mktemp("packed") / "bundle",
+    )
+    return build(options).bundle
+
+
 def graphs(bundle):
     manifest = open_bundle(bundle).manifest
     return [
@@ -275,3 +288,58 @@ def test_a_bundle_whose_lookaheads_were_exchanged_is_refused(
 
     with pytest.raises((BundleError, DigestError)):
         Engine.open(bundle)
+
+
+def test_a_packed_bundle_has_a_graph_for_passes_without_lookaheads(packed):
+    manifest = open_bundle(packed).manifest
+    adapted = manifest.variant_for("ort-cpu")
+    tokens = manifest.tokens_only_variant("ort-cpu")
+
+    assert [adapted, tokens] == list(manifest.variants)
+    graph = ir.load(packed / tokens.path).graph
+    assert not [n for n in graph if n.op_type == "GatherND"]
+    assert not [name for name in graph.initializers if "adapter" in name]
+    assert (packed / tokens.path).stat().st_size < (packed / adapted.path).stat().st_size
+    names = [check.name for check in manifest.checks]
+    assert "ort_cpu_tokens_only" in names
+
+
+def test_passes_run_in_the_graph_that_they_need(packed):
+    with Engine.open(packed, threads=1) as engine:
+        backend = engine.backend
+        runs = {"all": 0, "tokens": 0}
+        for name, attribute in (("all", "session"), ("tokens", "_tokens_only")):
+            setattr(backend, attribute, Counting(getattr(backend, attribute), runs, name))
+        plain = [r.token_ids for r in engine.generate(PROMPTS, k=0, max_new_tokens=12)]
+        assert runs["all"] == 0
+        assert runs["tokens"] > 12
+        before = runs["tokens"]
+        looking = [r.token_ids for r in engine.generate(PROMPTS, k=K, max_new_tokens=12)]
+        assert runs["all"] > 3
+        assert runs["tokens"] <= before + len(PROMPTS)  # chunks of prompts, if any
+        planned = [r.token_ids for r in engine.generate(PROMPTS, max_new_tokens=12)]
+
+    assert plain == looking == planned
+
+
+class Counting:
+    """A session that counts its runs."""
+
+    def __init__(self, session, runs, name):
+        self._session, self._runs, self._name = session, runs, name
+
+    def run_with_iobinding(self, *args):
+        self._runs[self._name] += 1
+        return self._session.run_with_iobinding(*args)
+
+    def __getattr__(self, name):
+        return getattr(self._session, name)
+
+
+def test_a_packed_adapted_bundle_is_verified(packed, checkpoint):
+    report, _ = verify(
+        VerifyOptions(bundle=packed, settings=QUICK, threads=1),
+        open_source=lambda opened: open_source(opened, str(checkpoint), threads=1),
+    )
+
+    assert [result for result in report.results if result.status is not Status.PASSED] == []

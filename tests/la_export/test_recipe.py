@@ -45,6 +45,7 @@ WITHOUT_PLANS: Recipe = {
     "prefill-chunk": 64,
     "context": 2048,
     "allow-bin": True,
+    "lookahead": "untuned",
     "target": "onnx",
 }
 
@@ -56,6 +57,11 @@ def _make(target: Target, **changes: Any) -> Recipe:
 
 def test_recipe_holds_what_was_asked_for_and_what_was_found() -> None:
     assert _make(Target.ONNX) == WITHOUT_PLANS
+
+
+def test_recipe_names_no_file_of_lookaheads() -> None:
+    assert _make(Target.ONNX, lookahead="shipped")["lookahead"] == "shipped"
+    assert "lookahead" not in _make(Target.ONNX, lookahead=None)
 
 
 def test_recipe_of_plans_holds_their_options() -> None:
