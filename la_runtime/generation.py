@@ -325,6 +325,14 @@ class Engine:
             )
         self._decoder.costs = measure_costs(self.backend, context=self._decoder.context)
 
+    def use_costs(self, costs: StepCosts) -> None:
+        """Plan by times of passes that were measured elsewhere, or are assumed.
+
+        Args:
+            costs: for the requests that come from here on; they change no text.
+        """
+        self._decoder.costs = costs
+
     def encode(self, prompt: Prompt, *, chat: bool = False) -> tuple[int, ...]:
         """Token ids of a prompt.
 

@@ -143,7 +143,9 @@ class FixedPlanner:
 
 # Groups and slots of each that a pass may carry, and how many passes without any there are before
 # one carries the first of them, to see whether slots have become worth their rows.
-_GROUPS: Final = ((1, 2), (1, 1), (2, 1), (2, 2), (3, 1), (3, 2), (1, 4))
+_GROUPS: Final = (
+    (1, 2), (1, 1), (2, 1), (2, 2), (3, 1), (3, 2), (1, 4), (4, 2), (6, 2),
+)  # fmt: skip
 _PASSES_BETWEEN_PROBES: Final = 48
 # Of each slot of a group in turn.
 _FIRST_GAINS: Final = (0.2, 0.06, 0.03, 0.03)

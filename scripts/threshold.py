@@ -1,6 +1,7 @@
-"""Measure the paper's threshold rule: tokens per pass, speed, and how often the model agrees.
+r"""Measure the paper's threshold rule: tokens per pass, speed, and how often the model agrees.
 
-    .venv/bin/python scripts/threshold.py engines/smollm2-135m-int8 engines/smollm2-135m-int8-untuned
+    .venv/bin/python scripts/threshold.py engines/smollm2-135m-int8 \
+        engines/smollm2-135m-int8-untuned
 
 Writes docs/results/threshold.json (the sweep over tau) and docs/results/threshold_paper.json (the
 speed where agreement is the paper's).

@@ -17,10 +17,12 @@ from la_export.verify.findings import Status
 from la_export.verify.ladder import QUICK
 from la_export.verify.source_model import open_source
 from la_export.verify.verification import VerifyOptions, verify
-from la_runtime.bundle import LOOKAHEAD_PATH, open_bundle
+from la_runtime.backends.lookahead_vectors import load_lookahead_vectors
+from la_runtime.bundle import LOOKAHEAD_PATH, Bundle, open_bundle
 from la_runtime.contract import CacheForm, Name
 from la_runtime.errors import BundleError, DigestError, UsageError
 from la_runtime.generation import Engine
+from la_runtime.layout import GroupMask
 from la_runtime.sampling import SamplingParams
 from tests.la_export.adapters import write_random_lookaheads
 from tests.tiny_models import make_tiny_checkpoint
@@ -343,3 +345,16 @@ def test_a_packed_adapted_bundle_is_verified(packed, checkpoint):
     )
 
     assert [result for result in report.results if result.status is not Status.PASSED] == []
+
+
+def test_vectors_of_another_group_mask_or_model_are_refused(packed):
+    bundle = open_bundle(packed)
+    manifest = bundle.manifest
+    causal = manifest.lookahead.model_copy(update={"group_mask": GroupMask.CAUSAL})
+    foreign = manifest.model.model_copy(update={"source_digest": "0" * 64})
+
+    for changes, what in (({"lookahead": causal}, "group_mask"), ({"model": foreign}, "model_di")):
+        other = Bundle(packed, manifest.model_copy(update=changes))
+        with pytest.raises(BundleError, match=f"was made for the {what}.*, the bundle has"):
+            load_lookahead_vectors(other)
+    assert load_lookahead_vectors(bundle).shape == (K, 64)

@@ -103,6 +103,19 @@ def test_calibrating_measures_passes_and_changes_no_token(tiny_bundle):
     assert after.token_ids == before.token_ids
 
 
+def test_given_costs_shape_passes_and_change_no_token(tiny_bundle):
+    rows, texts = [], []
+    for dearest in (1.01, 100.0):
+        with Engine.open(tiny_bundle, threads=1) as engine:
+            engine.use_costs(StepCosts([(1, 1.0), (32, dearest)]))
+            result = engine.generate(PROMPT, max_new_tokens=NUM_TOKENS)
+        rows.append(result.stats.rows)
+        texts.append(result.token_ids)
+
+    assert rows[0] > rows[1]
+    assert texts[0] == texts[1]
+
+
 def test_a_busy_engine_is_not_calibrated(tiny_bundle):
     with open_toy_engine(tiny_bundle) as engine:
         engine.backend.close_gate()
