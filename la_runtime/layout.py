@@ -16,6 +16,8 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from la_runtime.group_mask import GroupMask
+
 __all__ = [
     "NO_DRAFTS",
     "DraftTree",
@@ -27,13 +29,6 @@ __all__ = [
 ]
 
 _CACHED_ROWS = 128
-
-
-class GroupMask(StrEnum):
-    """What a slot sees of its own group: itself alone, or also the slots before it."""
-
-    STRICT = "strict"
-    CAUSAL = "causal"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

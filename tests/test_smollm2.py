@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from la_export.bench.prompts import load_prompts, pick_prompts
+from la_export.lookahead import read_lookaheads
 from la_export.reference import TorchReference
 from la_export.verify.lossless import (
     compare_fixed_width,
@@ -19,6 +20,7 @@ from la_export.verify.lossless import (
 )
 from la_export.verify.tolerance import FP32
 from la_runtime.backends.base import CacheSizing
+from la_runtime.bundle import LOOKAHEAD_PATH
 from la_runtime.decoder import Decoder
 from la_runtime.generation import Engine
 from la_runtime.layout import Group, Layout, make_rows
@@ -39,8 +41,10 @@ def engine(smollm2_bundle):
 
 
 @pytest.fixture(scope="module")
-def reference():
-    return TorchReference.load(MODEL)
+def reference(smollm2_bundle):
+    return TorchReference.load(
+        MODEL, adapter=read_lookaheads(smollm2_bundle / LOOKAHEAD_PATH).adapter
+    )
 
 
 @pytest.fixture(scope="module")
@@ -107,20 +111,20 @@ def test_at_one_width_logits_are_equal_bit_for_bit(engine, prompts, layout):
     assert (tally.prompts, tally.equal) == (1, 1)
 
 
-@pytest.fixture(params=["untuned", "distinct"])
+@pytest.fixture(params=["own", "distinct"])
 def vectors(engine, request):
     """The bundle's vectors, or ones that differ from slot to slot; the bundle's own afterwards.
 
     What distinct random vectors give is no text: its logits are held to 1e-4 of their range.
     """
     contract = engine.backend.contract
-    untuned = engine.backend.lookahead_embeddings.copy()
+    own = engine.backend.lookahead_embeddings.copy()
     noise = np.random.default_rng(0).normal(size=(contract.k_max, contract.hidden_size))
-    scale = {"untuned": 0.0, "distinct": 0.1}[request.param]
-    vectors = (untuned + scale * noise).astype(np.float32)
+    scale = {"own": 0.0, "distinct": 0.1}[request.param]
+    vectors = (own + scale * noise).astype(np.float32)
     engine.backend.set_lookahead_embeddings(vectors)
     yield vectors
-    engine.backend.set_lookahead_embeddings(untuned)
+    engine.backend.set_lookahead_embeddings(own)
 
 
 def test_each_slot_equals_pytorch_on_prefix_and_one_lookahead_token(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from la_export.tune.options import TuneOptions, parse_adapter
-from la_runtime.layout import GroupMask
+from la_runtime.group_mask import GroupMask
 
 if TYPE_CHECKING:
     from rich.console import Console

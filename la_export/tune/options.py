@@ -9,7 +9,7 @@ from typing import Final
 
 from la_export.options import LARGEST_K
 from la_runtime.errors import UsageError
-from la_runtime.layout import GroupMask
+from la_runtime.group_mask import GroupMask
 
 __all__ = ["NO_RANK", "TuneOptions", "parse_adapter"]
 

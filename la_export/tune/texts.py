@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from la_runtime.errors import UsageError
+from la_runtime.errors import HostError, UsageError
 from la_runtime.records import Record
 
 __all__ = ["OwnText", "TextFile", "read_texts", "write_texts"]
@@ -37,24 +37,34 @@ class TextFile(Record):
         model_digest: of the weights that wrote them.
         num_begun: prompts begun so far; the next one's seed.
         seconds: that writing them took.
-        texts: in the order of their seeds.
+        held_out: what nothing is learnt from.
+        training: the others, in the order of their seeds.
     """
 
     model_digest: str
     num_begun: int = Field(ge=0)
     seconds: float = Field(ge=0)
-    texts: tuple[OwnText, ...]
+    held_out: tuple[OwnText, ...]
+    training: tuple[OwnText, ...]
+
+    @property
+    def num_texts(self) -> int:
+        """All of them."""
+        return len(self.held_out) + len(self.training)
 
 
 def write_texts(path: Path, file: TextFile) -> None:
     """Write in one step.
 
     Raises:
-        OSError: the file cannot be written.
+        HostError: the file cannot be written.
     """
     partial = path.with_suffix(".partial")
-    partial.write_text(file.model_dump_json(), encoding="utf-8")
-    os.replace(partial, path)
+    try:
+        partial.write_text(file.model_dump_json(), encoding="utf-8")
+        os.replace(partial, path)
+    except OSError as error:
+        raise HostError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def read_texts(path: Path, model_digest: str) -> TextFile:
@@ -66,7 +76,11 @@ def read_texts(path: Path, model_digest: str) -> TextFile:
     try:
         found = TextFile.model_validate_json(path.read_bytes())
     except FileNotFoundError:
-        return TextFile(model_digest=model_digest, num_begun=0, seconds=0.0, texts=())
+        return TextFile(
+            model_digest=model_digest, num_begun=0, seconds=0.0, held_out=(), training=()
+        )
+    except OSError as error:
+        raise HostError(f"{path} cannot be read: {error.strerror or error}") from error
     except ValidationError as error:
         raise UsageError(
             f"{path} holds no texts of a tuning that was begun; remove its folder"

@@ -24,7 +24,7 @@ from la_export.tune.library import TextLibrary
 from la_export.tune.lookaheads import Lookaheads
 from la_export.tune.loss import LossKind, backpropagate, best_tokens
 from la_export.tune.passes import run_groups
-from la_runtime.errors import UsageError
+from la_runtime.errors import HostError, UsageError
 from la_runtime.layout import GroupMask
 
 __all__ = ["Evaluation", "Learned", "Schedule", "Trainer"]
@@ -186,6 +186,8 @@ class Trainer:
         before = self._seconds
         if not self._history:
             self._evaluate(losses, tell_evaluation)
+        if self._is_stuck():
+            return True
         next_look = self._next_look(schedule)
         while (progress := schedule.progress(self._seconds, self._step)) < 1:
             losses.append(self._take_step(progress))
@@ -301,15 +303,18 @@ class Trainer:
             "history": [_as_record(evaluation) for evaluation in self._history],
         }
         partial = self._state_path.with_suffix(".partial")
-        save_file(tensors, partial, metadata={"training": json.dumps(record)})
-        os.replace(partial, self._state_path)
+        try:
+            save_file(tensors, partial, metadata={"training": json.dumps(record)})
+            os.replace(partial, self._state_path)
+        except (OSError, SafetensorError) as error:
+            raise HostError(f"{self._state_path} cannot be written: {error}") from error
 
     def _load(self) -> None:
         if not self._state_path.exists():
             return
         try:
             self._read_state()
-        except (SafetensorError, KeyError, RuntimeError, ValueError, TypeError) as error:
+        except (OSError, SafetensorError, KeyError, RuntimeError, ValueError, TypeError) as error:
             raise UsageError(
                 f"{self._state_path} is of a tuning with other options, or damaged; remove its "
                 "folder or choose another --out"

@@ -16,7 +16,7 @@ import torch
 from pydantic import ValidationError
 from transformers import PreTrainedModel
 
-from la_export.checkpoint import Checkpoint, find_model, load_checkpoint
+from la_export.checkpoint import Checkpoint, ModelSource, find_model, load_checkpoint
 from la_export.checkpoint.checkpoint import EMBEDDING
 from la_export.checkpoint.facts import count_parameters, make_model_facts
 from la_export.checkpoint.tokenizer_files import TokenizerFiles, read_tokenizer
@@ -32,19 +32,19 @@ from la_export.tune.texts import OwnText, TextFile, read_texts, write_texts
 from la_export.tune.trainer import Evaluation, Learned, Schedule, Trainer
 from la_export.tune.writer import TextWriter
 from la_runtime.bundle import ModelFacts
-from la_runtime.errors import HostError, UsageError
+from la_runtime.errors import HostError, UnsupportedModelError, UsageError
 from la_runtime.layout import GroupMask
 from la_runtime.records import Record
 from la_runtime.tokenizer import Tokenizer
 
-__all__ = ["HeldOut", "TuneProgress", "TuneReport", "tune"]
+__all__ = ["STATE_SUFFIX", "HeldOut", "TuneProgress", "TuneReport", "prepare_model", "tune"]
 
 STATE_SUFFIX: Final = ".tuning"
 _TEXTS: Final = "texts.json"
 _STATE: Final = "training.safetensors"
 _OPTIONS: Final = "options.json"
 _ENGINES: Final = Path("engines")
-# Texts written side by side; the first round of them is held out.
+# Texts written side by side.
 _ROUND: Final = 128
 _WRITING_SHARE: Final = 0.15
 # Of what remains; the last figures take the rest.
@@ -156,22 +156,22 @@ def tune(options: TuneOptions, progress: TuneProgress) -> TuneReport:
 
 def _tune(options: TuneOptions, progress: TuneProgress, *, began: float) -> TuneReport:
     source = find_model(options.model, revision=options.revision, allow_bin=options.allow_bin)
-    checkpoint = load_checkpoint(source, context=None)
+    checkpoint = _load(source, options.text_tokens)
     tokenizer = read_tokenizer(checkpoint)
     facts = make_model_facts(
         checkpoint,
         num_parameters=count_parameters(checkpoint),
         eos_token_ids=tokenizer.eos_token_ids,
     )
-    out = options.out or _ENGINES / f"{source.name}-lookahead.safetensors"
+    out = _check_out(options.out or _ENGINES / f"{source.name}-lookahead.safetensors")
     state = _open_state(out, options, facts)
     vectors = make_untuned_vectors(checkpoint.read(EMBEDDING), options.k)
-    model = _prepare_model(checkpoint)
+    model = prepare_model(checkpoint)
     length = min(options.text_tokens, checkpoint.context)
     frame = _read_frame(tokenizer, facts, length)
     writer = TextWriter(model, frame, ends=facts.eos_token_ids, length=length)
     written = _write_texts(writer, state / _TEXTS, options, facts, progress)
-    held_out, training = _split(written.texts)
+    held_out, training = written.held_out, written.training
     sites: tuple[Site, ...] = find_sites(model) if options.rank else ()
     lookaheads = Lookaheads(torch.from_numpy(vectors), sites, options.rank).to(model.device)
     memory = int(_MEMORY_SHARE * available_memory_bytes())
@@ -219,6 +219,25 @@ def _tune(options: TuneOptions, progress: TuneProgress, *, began: float) -> Tune
     )
 
 
+def _load(source: ModelSource, text_tokens: int) -> Checkpoint:
+    """A window that is wider than a text hides nothing of it."""
+    try:
+        return load_checkpoint(source, context=None)
+    except UnsupportedModelError:
+        return load_checkpoint(source, context=text_tokens)
+
+
+def _check_out(out: Path) -> Path:
+    """Before any long work.
+
+    Raises:
+        UsageError: it cannot be the name of a file.
+    """
+    if not out.name or out.is_dir():
+        raise UsageError(f"--out {out} is a folder; give a file, such as mine.safetensors")
+    return out
+
+
 def _open_state(out: Path, options: TuneOptions, facts: ModelFacts) -> Path:
     """The folder beside the file where a tuning that is broken off goes on from.
 
@@ -256,14 +275,18 @@ def _open_state(out: Path, options: TuneOptions, facts: ModelFacts) -> Path:
     return folder
 
 
-def _prepare_model(checkpoint: Checkpoint) -> PreTrainedModel:
-    """Frozen, on the GPU if there is one, in bfloat16 where that is computed."""
+def prepare_model(checkpoint: Checkpoint) -> PreTrainedModel:
+    """Frozen, on the GPU if there is one, its weights in bfloat16 where that is computed.
+
+    No buffer is rounded: with other rotary frequencies it would be another model.
+    """
     model = checkpoint.load_model()
-    if torch.cuda.is_available():
-        torch.nn.Module.to(model, "cuda", torch.bfloat16)
-    elif torch.cpu._is_avx512_bf16_supported():
-        model.bfloat16()
     model.requires_grad_(False)
+    if torch.cuda.is_available():
+        torch.nn.Module.to(model, "cuda")
+    if torch.cuda.is_available() or torch.cpu._is_avx512_bf16_supported():
+        for parameter in model.parameters():
+            parameter.data = parameter.data.bfloat16()
     use_tuning_attention(model)
     return model
 
@@ -292,38 +315,34 @@ def _write_texts(
     file = read_texts(path, facts.source_digest)
     most_seconds = _WRITING_SHARE * 60.0 * options.minutes
     size = min(_ROUND, options.texts // 2)
-    progress.wrote(len(file.texts), file.seconds)
+    progress.wrote(file.num_texts, file.seconds)
     while file.num_begun < 2 * size or (
         file.num_begun + size <= options.texts
         and file.seconds * (1 + size / file.num_begun) <= most_seconds
     ):
         began = time.monotonic()
-        texts = [t for t in writer.write(file.num_begun, size) if _is_long_enough(t)]
+        texts = tuple(t for t in writer.write(file.num_begun, size) if _is_long_enough(t))
+        # The first round, and it alone, is held out, however often the texts are added to.
+        kind = "training" if file.num_begun else "held_out"
         file = file.model_copy(
             update={
                 "num_begun": file.num_begun + size,
                 "seconds": file.seconds + time.monotonic() - began,
-                "texts": (*file.texts, *texts),
+                kind: (*getattr(file, kind), *texts),
             }
         )
-        if not file.texts and file.num_begun >= 2 * size:
-            raise UsageError(
-                f"the model writes no text: {file.num_begun} answers of it are empty; there is "
-                "nothing to learn from"
-            )
         write_texts(path, file)
-        progress.wrote(len(file.texts), file.seconds)
+        progress.wrote(file.num_texts, file.seconds)
+    if not file.held_out or not file.training:
+        raise UsageError(
+            f"the model writes no text: of {file.num_begun} answers {file.num_texts} are of "
+            f"{_SHORTEST_ANSWER} tokens or more; there is too little to learn from"
+        )
     return file
 
 
 def _is_long_enough(text: OwnText) -> bool:
     return text.answer_length >= _SHORTEST_ANSWER
-
-
-def _split(texts: tuple[OwnText, ...]) -> tuple[tuple[OwnText, ...], tuple[OwnText, ...]]:
-    """Those that are held out, the first, and those to learn from."""
-    count = min(_ROUND, max(1, len(texts) // 2))
-    return texts[:count], texts[count:] or texts[:count]
 
 
 def _compare(before: Acceptance, trainer: Trainer, library: TextLibrary, k: int) -> HeldOut:
@@ -366,7 +385,7 @@ def _provenance(
         f"{adapter} --group-mask {options.group_mask.value} --minutes {options.minutes:g}",
         "processor": platform.machine(),
         "computed in": f"{_name_dtype(model)} on {model.device.type}",
-        "texts": str(len(written.texts)),
+        "texts": str(written.num_texts),
         "writing seconds": f"{written.seconds:.0f}",
         "training steps": str(learned.steps),
         "training seconds": f"{learned.seconds:.0f}",
@@ -388,6 +407,8 @@ def _put(out: Path, weights: LookaheadWeights) -> None:
         raise HostError(
             f"{out} cannot be written: {error.strerror or error}; choose another --out"
         ) from error
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 @contextmanager

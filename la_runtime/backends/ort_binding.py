@@ -51,6 +51,7 @@ class ReusedBuffer:
     """
 
     def __init__(self, dtype: np.dtype[np.generic]) -> None:
+        self.dtype = dtype
         self._flat = np.empty(0, dtype=dtype)
 
     def shaped(self, shape: tuple[int, ...]) -> NDArray[np.generic]:
@@ -88,6 +89,11 @@ class _ScoreMemory:
             array = self._buffer.shaped(shape)
             self._kept[rows] = found = (array, ort.OrtValue.ortvalue_from_numpy(array))
         return found
+
+    def clear(self) -> None:
+        """Give it back."""
+        self._kept.clear()
+        self._buffer = ReusedBuffer(self._buffer.dtype)
 
 
 class _KeptValues:
@@ -213,6 +219,8 @@ class PassBinding:
         self.io_binding.clear_binding_inputs()
         self.io_binding.clear_binding_outputs()
         self.scores.clear()
+        for memory in self._score_memory.values():
+            memory.clear()
         self._values.clear()
         self._inputs, self._names = {}, ()
         self._past = self._written = None

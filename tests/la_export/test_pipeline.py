@@ -280,7 +280,7 @@ def test_planted_graph_fault_gives_no_bundle(
 ) -> None:
     """Exchange two projections of equal shape: the file is valid, the model is not."""
 
-    def optimize_wrongly(step_graph: StepGraph, precision: Precision, _: object) -> None:
+    def optimize_wrongly(step_graph: StepGraph, precision: Precision, *_: object) -> None:
         optimize_graph(step_graph, precision)
         weights = step_graph.weights
         gate, up = (f"model.layers.0.mlp.{part}_proj.weight.transposed" for part in ("gate", "up"))

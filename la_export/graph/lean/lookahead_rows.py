@@ -68,12 +68,13 @@ def _rewrite(
     assert product is not None, "the middle is computed"
     activation = product.inputs[0]
     assert activation is not None, "a product has two factors"
-    if activation not in gathered:
+    assert middle is not None, "a product has two factors"
+    if middle not in gathered:
         rows = ir.node("GatherND", [activation, places])
         narrow = ir.node("MatMul", [rows.outputs[0], product.inputs[1]])
         _insert(graph, difference, [rows, narrow], f"{product.name}.rows")
-        gathered[activation] = narrow.outputs[0]
-    wide = ir.node("MatMul", [gathered[activation], difference.inputs[1]])
+        gathered[middle] = narrow.outputs[0]
+    wide = ir.node("MatMul", [gathered[middle], difference.inputs[1]])
     added = ir.node("ScatterND", [plain, places, wide.outputs[0]], {"reduction": "add"})
     _insert(graph, chosen, [wide, added], f"{difference.name}.rows")
     chosen.outputs[0].replace_all_uses_with(added.outputs[0])

@@ -17,6 +17,7 @@ from la_export.graph.passes.constants import add_integers, add_scalar
 from la_export.graph.passes.names import TRANSPOSED_SUFFIX, joined_name
 from la_export.graph.step_graph import StepGraph, WeightSource
 from la_runtime.contract import Name
+from la_runtime.errors import UsageError
 
 __all__ = ["add_adapter"]
 
@@ -29,6 +30,9 @@ def add_adapter(step_graph: StepGraph, adapter: Adapter) -> None:
     Args:
         step_graph: weights stored as `MatMul` reads them; layers may be merged.
         adapter: its names are the model's; nothing is done where it has no pair.
+
+    Raises:
+        UsageError: it is made for other layers.
     """
     if not adapter.pairs:
         return
@@ -41,13 +45,21 @@ def add_adapter(step_graph: StepGraph, adapter: Adapter) -> None:
         if not layers or layers[0] not in pairs:
             continue
         pair = pairs[layers[0]]
-        assert set(layers) <= set(pair.layers), f"{layers} read one activation"
+        if not set(layers) <= set(pair.layers):
+            raise UsageError(
+                f"the lookaheads adapt {layers[0]} apart from {layers[-1]}, which reads the same; "
+                "tune them again with la-export tune"
+            )
         name = pair.reduce_name
         if name not in middles:
             middles[name] = _add_middle(step_graph, node, name, pair)
         _add_difference(step_graph, node, layers, gate, middles[name], pair)
         found |= set(layers)
-    assert found == pairs.keys(), f"the graph has no product of {sorted(pairs.keys() - found)}"
+    if missing := sorted(pairs.keys() - found):
+        raise UsageError(
+            f"the lookaheads adapt {missing[0]}, which is no product of every row; tune them again "
+            "with la-export tune"
+        )
 
 
 def _layers(step_graph: StepGraph, node: ir.Node) -> tuple[str, ...]:

@@ -6,10 +6,13 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 
+from la_export.checkpoint import find_model, load_checkpoint
 from la_export.lookahead import read_lookaheads
 from la_export.tune.options import NO_RANK, TuneOptions, parse_adapter
-from la_export.tune.tuning import STATE_SUFFIX, tune
+from la_export.tune.texts import TextFile
+from la_export.tune.tuning import STATE_SUFFIX, prepare_model, tune
 from la_runtime.errors import LookaheadError, UsageError
 from la_runtime.layout import GroupMask
 from tests.tiny_models import make_tiny_checkpoint
@@ -149,6 +152,51 @@ def test_a_damaged_folder_is_refused(checkpoint, tmp_path, name):
 def test_values_out_of_range_are_refused(changes, message):
     with pytest.raises(UsageError, match=message):
         TuneOptions(**({"model": "m"} | changes))
+
+
+def test_only_weights_are_rounded(checkpoint):
+    """With rounded rotary frequencies it would be another model."""
+    loaded = load_checkpoint(
+        find_model(str(checkpoint), revision=None, allow_bin=False), context=None
+    )
+    expected = dict(loaded.load_model().named_buffers())
+
+    found = dict(prepare_model(loaded).named_buffers())
+
+    assert found.keys() == expected.keys()
+    assert found
+    for name, buffer in found.items():
+        assert buffer.dtype == torch.float32
+        assert torch.equal(buffer.cpu(), expected[name])
+
+
+def test_what_is_held_out_stays_so_when_texts_are_added(checkpoint, tmp_path):
+    out = tmp_path / "t.safetensors"
+    path = out.with_name(out.name + STATE_SUFFIX) / "texts.json"
+    tune(small(checkpoint, out), Listener())
+    first = TextFile.model_validate_json(path.read_bytes())
+
+    tune(small(checkpoint, out, texts=96, steps=6), Listener())
+
+    second = TextFile.model_validate_json(path.read_bytes())
+    assert second.held_out == first.held_out
+    assert second.training[: len(first.training)] == first.training
+    assert len(second.training) > len(first.training)
+    assert not set(second.held_out) & set(second.training)
+
+
+def test_a_folder_is_no_file_to_write(checkpoint, tmp_path):
+    with pytest.raises(UsageError, match=r"is a folder; give a file"):
+        tune(small(checkpoint, tmp_path), Listener())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sliding_window_wider_than_the_texts_does_not_matter(tmp_path):
+    windowed = make_tiny_checkpoint(tmp_path / "windowed", "mistral", sliding_window=64)
+
+    report = tune(small(windowed, tmp_path / "t.safetensors"), Listener())
+
+    assert report.path.exists()
 
 
 def test_an_adapter_is_read_from_its_name():
