@@ -7,7 +7,8 @@ both. The ceiling of a decode step is the pass alone: `InferenceSession.run` on 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -18,31 +19,58 @@ from la_runtime.backends.ort import OrtBackend
 from la_runtime.generation import DecodeState, Engine
 from la_runtime.layout import Layout
 
-__all__ = ["PassTimer", "StepTimes", "time_calls", "time_steps"]
+__all__ = ["PassTimer", "StepTimes", "time_calls", "time_steps", "timed_passes"]
 
 
 class PassTimer:
-    """Stands in for a backend's session and adds up the time spent in passes.
+    """Adds up the time spent in the passes of a backend, in whichever of its sessions they run."""
 
-    Args:
-        session: the session to run.
-    """
-
-    def __init__(self, session: ort.InferenceSession) -> None:
-        self._session = session
+    def __init__(self) -> None:
         self.seconds = 0.0
-        self.last_binding: Any = None
+        self._last: tuple[ort.InferenceSession, Any] | None = None
+
+    def run(self, session: ort.InferenceSession, binding: Any, options: Any) -> None:
+        """Run, timed."""
+        start = time.perf_counter()
+        session.run_with_iobinding(binding, options)
+        self.seconds += time.perf_counter() - start
+        self._last = (session, binding)
+
+    def run_again(self) -> None:
+        """The last pass, with the very same buffers bound; not added."""
+        assert self._last is not None, "a pass has run"
+        session, binding = self._last
+        session.run_with_iobinding(binding)
+
+
+class _TimedSession:
+    """Stands in for a session of a backend."""
+
+    def __init__(self, session: ort.InferenceSession, timer: PassTimer) -> None:
+        self._session = session
+        self._timer = timer
 
     def run_with_iobinding(self, binding: Any, options: Any) -> None:
         """Run, timed."""
-        start = time.perf_counter()
-        self._session.run_with_iobinding(binding, options)
-        self.seconds += time.perf_counter() - start
-        self.last_binding = binding
+        self._timer.run(self._session, binding, options)
 
     def io_binding(self) -> Any:
         """A binding of the session."""
         return self._session.io_binding()
+
+
+@contextmanager
+def timed_passes(backend: OrtBackend) -> Iterator[PassTimer]:
+    """Within it the passes of a backend are timed."""
+    timer = PassTimer()
+    sessions = backend.session, backend.tokens_only
+    backend.session, backend.tokens_only = (
+        None if session is None else _TimedSession(session, timer) for session in sessions
+    )
+    try:
+        yield timer
+    finally:
+        backend.session, backend.tokens_only = sessions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +104,8 @@ def time_steps(
     """Time every decode step, and after each the bare pass with the very same buffers bound."""
     backend = engine.backend
     assert isinstance(backend, OrtBackend), "passes are timed in ONNX Runtime's session"
-    session = backend.session
-    timer = PassTimer(session)
     steps: list[tuple[float, float, float]] = []
-    backend.session = timer
-    try:
+    with timed_passes(backend) as timer:
         for prompt in prompts:
             with engine.prefill(
                 prompt, k=k, layout=layout, max_new_tokens=num_tokens, ignore_eos=True
@@ -88,10 +113,8 @@ def time_steps(
                 while state.finish_reason is None:
                     step_s, pass_s = _time_step(state, timer)
                     start = time.perf_counter()
-                    session.run_with_iobinding(timer.last_binding)
+                    timer.run_again()
                     steps.append((step_s, pass_s, time.perf_counter() - start))
-    finally:
-        backend.session = session
     return StepTimes(
         step_s=median(step for step, _, _ in steps),
         pass_s=median(passed for _, passed, _ in steps),

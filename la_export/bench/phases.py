@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 from unittest.mock import patch
 
-from la_export.bench.overhead import PassTimer
+from la_export.bench.overhead import PassTimer, timed_passes
 from la_runtime import batch
 from la_runtime.backends.ort import OrtBackend
 from la_runtime.block import BlockWriter
@@ -129,11 +129,9 @@ def time_phases(
     """
     backend = engine.backend
     assert isinstance(backend, OrtBackend), "passes are timed in ONNX Runtime's session"
-    session, timer = backend.session, PassTimer(backend.session)
     wholes: list[tuple[float, float]] = []
     by_phase: list[dict[Phase | None, float]] = []
-    backend.session = timer
-    try:
+    with timed_passes(backend) as timer:
         for prompt in prompts:
             with engine.prefill(prompt, params) as state:
                 while state.finish_reason is None:
@@ -142,8 +140,6 @@ def time_phases(
                 while state.finish_reason is None:
                     state.step()
                     by_phase.append(clock.take())
-    finally:
-        backend.session = session
     return PhaseTimes(
         outside_us=1e6 * median(step - passed for step, passed in wholes),
         pass_ms=1e3 * median(passed for _, passed in wholes),

@@ -81,7 +81,7 @@ class OrtBackend:
             check_signature(tokens_only, contract, omits)
         self.contract = contract
         self.session = session
-        self._tokens_only = tokens_only
+        self.tokens_only = tokens_only
         self.limits = limits
         self._least_rows = _LEAST_FLOAT16_ROWS if contract.compute_dtype is Dtype.FLOAT16 else 1
         self.widths: tuple[int, ...] = (self._least_rows,) if self._least_rows > 1 else ()
@@ -146,9 +146,9 @@ class OrtBackend:
 
     def _choose_session(self, inputs: StepInputs) -> ort.InferenceSession:
         """The graph without its adapter wherever nothing would go through that."""
-        if self._tokens_only is None or inputs.input_ids.max() >= self.contract.vocab_size:
+        if self.tokens_only is None or inputs.input_ids.max() >= self.contract.vocab_size:
             return self.session
-        return self._tokens_only
+        return self.tokens_only
 
     def commit(self, state: CacheState, rows: Sequence[Sequence[int]]) -> None:
         """See `Backend.commit`."""
@@ -166,7 +166,7 @@ class OrtBackend:
     def close(self) -> None:
         """See `Backend.close`."""
         self._is_closed = True
-        self.session = self._tokens_only = None
+        self.session = self.tokens_only = None
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from la_export.bench.overhead import time_steps
 from la_export.graph.session import GraphSession
 from la_export.lookahead import read_lookaheads, write_lookaheads
 from la_export.lookahead_choice import SHIPPED_FOLDER, find_shipped
@@ -22,7 +23,7 @@ from la_runtime.bundle import LOOKAHEAD_PATH, Bundle, open_bundle
 from la_runtime.contract import CacheForm, Name
 from la_runtime.errors import BundleError, DigestError, UsageError
 from la_runtime.generation import Engine
-from la_runtime.layout import GroupMask
+from la_runtime.layout import GroupMask, Layout
 from la_runtime.sampling import SamplingParams
 from tests.la_export.adapters import write_random_lookaheads
 from tests.tiny_models import make_tiny_checkpoint
@@ -310,7 +311,7 @@ def test_passes_run_in_the_graph_that_they_need(packed):
     with Engine.open(packed, threads=1) as engine:
         backend = engine.backend
         runs = {"all": 0, "tokens": 0}
-        for name, attribute in (("all", "session"), ("tokens", "_tokens_only")):
+        for name, attribute in (("all", "session"), ("tokens", "tokens_only")):
             setattr(backend, attribute, Counting(getattr(backend, attribute), runs, name))
         plain = [r.token_ids for r in engine.generate(PROMPTS, k=0, max_new_tokens=12)]
         assert runs["all"] == 0
@@ -358,3 +359,13 @@ def test_vectors_of_another_group_mask_or_model_are_refused(packed):
         with pytest.raises(BundleError, match=f"was made for the {what}.*, the bundle has"):
             load_lookahead_vectors(other)
     assert load_lookahead_vectors(bundle).shape == (K, 64)
+
+
+@pytest.mark.parametrize("k", [0, K])
+def test_steps_are_timed_in_whichever_graph_they_run(packed, k):
+    with Engine.open(packed, threads=1) as engine:
+        sessions = engine.backend.session, engine.backend.tokens_only
+        found = time_steps(engine, [PROMPTS[0]], k=k, layout=Layout.ROOT_ONLY, num_tokens=6)
+
+        assert 0 < found.pass_s <= found.step_s
+        assert (engine.backend.session, engine.backend.tokens_only) == sessions
