@@ -99,7 +99,7 @@ _TIMED: tuple[tuple[Any, str, Phase | None], ...] = (
     (TokenSequence, "plan", Phase.PLAN),
     (BlockWriter, "write", Phase.INPUTS),
     (OrtBackend, "forward", Phase.BIND),
-    (PassTimer, "run_with_iobinding", None),
+    (PassTimer, "run", None),
     (batch, "read_best", Phase.READ),
     (batch, "_select", Phase.SELECT),
     (GeneratedText, "push", Phase.TEXT),

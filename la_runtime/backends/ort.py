@@ -103,13 +103,14 @@ class OrtBackend:
         check_precision(_NAME, contract)
         graph = bundle.path(manifest.graph if variant is None else variant.path)
         without = manifest.tokens_only_variant(_NAME)
+        options = make_session_options(threads, takes_turns=without is not None)
         return cls(
-            _open_session(graph, threads),
+            _open_session(graph, options),
             contract,
             load_lookahead_vectors(bundle),
             tokens_only=None
             if without is None
-            else _open_session(bundle.path(without.path), threads),
+            else _open_session(bundle.path(without.path), options),
             omits=() if variant is None else variant.omits,
             limits=graph_limits(contract, context=manifest.model.context),
         )
@@ -173,8 +174,7 @@ class OrtBackend:
             raise UsageError("the engine is closed; open the bundle again")
 
 
-def _open_session(graph: Path, threads: int) -> ort.InferenceSession:
-    options = make_session_options(threads)
+def _open_session(graph: Path, options: ort.SessionOptions) -> ort.InferenceSession:
     try:
         return ort.InferenceSession(str(graph), options, providers=[_CPU])
     except Exception as error:
