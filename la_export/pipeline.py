@@ -8,8 +8,6 @@ from __future__ import annotations
 import importlib.metadata
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -62,6 +60,7 @@ from la_export.quantize.smoothing_file import SMOOTHING_PATH, write_smoothing
 from la_export.recipe import Recipe, make_recipe
 from la_export.reference import TorchReference
 from la_export.stages import Clock, Progress, SilentProgress, Stage, StageReport
+from la_export.torch_threads import torch_threads
 from la_runtime.bundle import (
     GRAPH_PATH,
     LOOKAHEAD_PATH,
@@ -145,7 +144,7 @@ def build(
     """
     clock = Clock(progress or SilentProgress(), began=time.perf_counter())
     plans = _check_target(options, plans, clock.progress)
-    with _torch_threads(options.threads):
+    with torch_threads(options.threads):
         return _build(options, plans, clock)
 
 
@@ -409,13 +408,3 @@ def _check_free_space(destination: Path, needed: int) -> None:
             f"not enough disk space for {destination}: about {needed / 1e9:.1f} GB are needed, "
             f"{free / 1e9:.1f} GB are free; free some or choose another --out"
         )
-
-
-@contextmanager
-def _torch_threads(threads: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

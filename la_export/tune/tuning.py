@@ -6,8 +6,6 @@ import os
 import platform
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -23,6 +21,7 @@ from la_export.checkpoint.tokenizer_files import TokenizerFiles, read_tokenizer
 from la_export.host import available_memory_bytes
 from la_export.lookahead import LookaheadWeights, make_untuned_vectors, write_lookaheads
 from la_export.question_frame import QuestionFrame, read_frame
+from la_export.torch_threads import torch_threads
 from la_export.tune.attention import use_tuning_attention
 from la_export.tune.evaluation import Acceptance, chain_tokens_per_pass
 from la_export.tune.library import TextLibrary
@@ -150,7 +149,7 @@ def tune(options: TuneOptions, progress: TuneProgress) -> TuneReport:
     Raises:
         LookaheadError: the model or the options do not allow it.
     """
-    with _torch_threads(options.threads):
+    with torch_threads(options.threads):
         return _tune(options, progress, began=time.monotonic())
 
 
@@ -409,13 +408,3 @@ def _put(out: Path, weights: LookaheadWeights) -> None:
         ) from error
     finally:
         partial.unlink(missing_ok=True)
-
-
-@contextmanager
-def _torch_threads(threads: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
