@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -15,6 +16,9 @@ from transformers import PreTrainedModel
 from la_export.adapter import Adapter, AdapterPair
 
 __all__ = ["Lookaheads", "Site", "find_sites"]
+
+# The first layers that have no adapter: one in so many.
+_LAYERS_WITHOUT: Final = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,23 +37,41 @@ class Site:
 
 
 @torch.no_grad()
-def find_sites(model: PreTrainedModel) -> tuple[Site, ...]:
-    """The linear layers of a model's decoder layers, found by running it on a token."""
+def find_sites(model: PreTrainedModel, *, everywhere: bool = False) -> tuple[Site, ...]:
+    """Where an adapter adds: what reads a norm, in all but the first quarter of the layers.
+
+    Each site costs a pass several operators, whatever its rank, so the places that bring least are
+    left out: the output projections of attention and MLP, and the first layers.
+
+    A model whose linear layers read no norm has a site wherever one of them reads.
+
+    Args:
+        model: found out by running it on a token.
+        everywhere: wherever a linear layer of a decoder layer reads.
+    """
     decoder = model.get_decoder()
     prefix = next(name for name, module in model.named_modules() if module is decoder)
+    first = 0 if everywhere else len(decoder.layers) // _LAYERS_WITHOUT
     names = {
         module: f"{prefix}.layers.{name}"
         for name, module in decoder.layers.named_modules()
-        if isinstance(module, nn.Linear)
+        if isinstance(module, nn.Linear) and int(name.split(".")[0]) >= first
     }
+    norms = [module for module in decoder.layers.modules() if "Norm" in type(module).__name__]
     # Activations are kept until the end, so that no two have one identity.
     readers: dict[int, tuple[torch.Tensor, list[nn.Linear]]] = {}
+    normed: dict[int, torch.Tensor] = {}
 
     def record(layer: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
         assert isinstance(layer, nn.Linear), "only linear layers are watched"
         readers.setdefault(id(inputs[0]), (inputs[0], []))[1].append(layer)
 
+    def record_norm(_: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        del inputs
+        normed[id(output)] = output
+
     handles = [layer.register_forward_pre_hook(record) for layer in names]
+    handles += [norm.register_forward_hook(record_norm) for norm in norms]
     try:
         decoder(
             input_ids=torch.zeros(1, 1, dtype=torch.int64, device=model.device), use_cache=False
@@ -57,13 +79,15 @@ def find_sites(model: PreTrainedModel) -> tuple[Site, ...]:
     finally:
         for handle in handles:
             handle.remove()
+    all_layers = [layers for _, layers in readers.values()]
+    behind_norms = [layers for place, (_, layers) in readers.items() if place in normed]
     return tuple(
         Site(
             layers=tuple(names[layer] for layer in layers),
             sizes=tuple(layer.out_features for layer in layers),
             width=layers[0].in_features,
         )
-        for _, layers in readers.values()
+        for layers in (all_layers if everywhere else behind_norms or all_layers)
     )
 
 

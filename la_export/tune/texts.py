@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
+from typing import Final
 
 from pydantic import Field, ValidationError
 
 from la_runtime.errors import HostError, UsageError
 from la_runtime.records import Record
 
-__all__ = ["OwnText", "TextFile", "read_texts", "write_texts"]
+__all__ = ["OwnText", "TextFile", "cut_loop", "read_texts", "write_texts"]
+
+# An answer goes round in circles from where a run of so many tokens stands for the third time.
+_RUN: Final = 4
+_TIMES: Final = 3
 
 
 class OwnText(Record):
@@ -51,6 +57,23 @@ class TextFile(Record):
     def num_texts(self) -> int:
         """All of them."""
         return len(self.held_out) + len(self.training)
+
+
+def cut_loop(text: OwnText) -> OwnText:
+    """The text up to where its answer begins to go round in circles.
+
+    A draft that copies what stood there before is right about circles; lookaheads need not learn
+    them.
+    """
+    answer = text.token_ids[text.answered_from :]
+    seen: Counter[tuple[int, ...]] = Counter()
+    for start in range(len(answer) - _RUN + 1):
+        run = answer[start : start + _RUN]
+        seen[run] += 1
+        if seen[run] == _TIMES:
+            end = text.answered_from + start
+            return text.model_copy(update={"token_ids": text.token_ids[:end]})
+    return text
 
 
 def write_texts(path: Path, file: TextFile) -> None:

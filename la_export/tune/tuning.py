@@ -27,7 +27,7 @@ from la_export.tune.evaluation import Acceptance, chain_tokens_per_pass
 from la_export.tune.library import TextLibrary
 from la_export.tune.lookaheads import Lookaheads, Site, find_sites
 from la_export.tune.options import TuneOptions
-from la_export.tune.texts import OwnText, TextFile, read_texts, write_texts
+from la_export.tune.texts import OwnText, TextFile, cut_loop, read_texts, write_texts
 from la_export.tune.trainer import Evaluation, Learned, Schedule, Trainer
 from la_export.tune.writer import TextWriter
 from la_runtime.bundle import ModelFacts
@@ -320,9 +320,13 @@ def _write_texts(
         and file.seconds * (1 + size / file.num_begun) <= most_seconds
     ):
         began = time.monotonic()
-        texts = tuple(t for t in writer.write(file.num_begun, size) if _is_long_enough(t))
-        # The first round, and it alone, is held out, however often the texts are added to.
+        written = writer.write(file.num_begun, size)
+        # The first round, and it alone, is held out, however often the texts are added to. It is
+        # left as the model wrote it.
         kind = "training" if file.num_begun else "held_out"
+        if kind == "training":
+            written = [cut_loop(text) for text in written]
+        texts = tuple(text for text in written if _is_long_enough(text))
         file = file.model_copy(
             update={
                 "num_begun": file.num_begun + size,

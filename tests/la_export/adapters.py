@@ -30,7 +30,7 @@ def make_random_adapter(model: object, *, seed: int = 0, scale: float = 0.3) -> 
                 reduce=draw(RANK, site.width),
                 expand=draw(sum(site.sizes), RANK),
             )
-            for site in find_sites(model)
+            for site in find_sites(model, everywhere=True)
         )
     )
 

@@ -96,12 +96,15 @@ def test_slots_of_a_causal_group_see_those_before_them():
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sites_are_the_layers_that_read_one_activation(family):
-    sites = find_sites(make_tiny_model(make_tiny_config(family)))
+    model = make_tiny_model(make_tiny_config(family))
 
-    ends = [tuple(name.rpartition(".")[2] for name in site.layers) for site in sites]
-    of_a_layer = [("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_proj"),
-                  ("down_proj",)]  # fmt: skip
-    assert ends == of_a_layer * 2
+    def ends(sites):
+        return [tuple(name.rpartition(".")[2] for name in site.layers) for site in sites]
+
+    behind_norms = [("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")]
+    of_a_layer = [behind_norms[0], ("o_proj",), behind_norms[1], ("down_proj",)]
+    assert ends(find_sites(model)) == behind_norms * 2
+    assert ends(find_sites(model, everywhere=True)) == of_a_layer * 2
 
 
 def test_training_leaves_the_model_alone_and_gives_every_part_a_gradient():
