@@ -723,8 +723,8 @@ def _find_costs(bundle: Bundle, backend: str, threads: int, widths: tuple[int, .
     def closeness(times: StepTimes) -> tuple[bool, int]:
         return times.processor == processor, -abs(times.threads - wanted)
 
-    times = [(time.rows, time.median_ms) for time in max(measured, key=closeness).times]
-    return StepCosts.measured(times, widths=widths)
+    found = max(measured, key=closeness)
+    return StepCosts.measured(found.token_times, widths=widths, slots_ms=found.slots_ms)
 
 
 def _check_certificate(bundle: Bundle, backend: str, threads: int) -> None:

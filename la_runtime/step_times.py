@@ -7,12 +7,16 @@ no certificate depends on them.
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Final
 
 from pydantic import Field, field_validator
 
 from la_runtime.records import Record
 
 __all__ = ["StepTime", "StepTimes"]
+
+# A step of fewer is a root, or a root and a draft.
+_FEWEST_ROWS_WITH_SLOTS: Final = 3
 
 
 class StepTime(Record):
@@ -43,6 +47,8 @@ class StepTimes(Record):
         processor: what it ran on.
         threads: of one pass.
         past: tokens in the cache before each step.
+        slots_ms: what a step of three rows or more, some of which are slots, takes longer than one
+            of as many tokens: their adapter is read for them alone.
         times: by ascending number of rows.
     """
 
@@ -52,6 +58,7 @@ class StepTimes(Record):
     processor: str
     threads: int = Field(ge=0)
     past: int = Field(ge=0)
+    slots_ms: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     times: tuple[StepTime, ...] = Field(min_length=1)
 
     @field_validator("times")
@@ -62,6 +69,14 @@ class StepTimes(Record):
                 f"expected ascending numbers of rows, got {[time.rows for time in times]}"
             )
         return times
+
+    @property
+    def token_times(self) -> list[tuple[int, float]]:
+        """Numbers of rows, and milliseconds of a step without slots."""
+        return [
+            (time.rows, time.median_ms - self.slots_ms * (time.rows >= _FEWEST_ROWS_WITH_SLOTS))
+            for time in self.times
+        ]
 
     @property
     def place(self) -> tuple[str, str, int]:

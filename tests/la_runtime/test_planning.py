@@ -165,6 +165,19 @@ def test_plans_follow_the_times_of_the_nearest_place(tiny_bundle, recorded, expe
     assert costs(1) == (ASSUMED_COSTS(1) if expected is None else expected)
 
 
+def test_slots_cost_what_was_measured_and_rows_of_tokens_do_not(tiny_bundle):
+    bundle = open_bundle(tiny_bundle)
+    measured = times(5.0, processor="any", threads=2)
+    points = (*measured.times, measured.times[0].model_copy(update={"rows": 3, "median_ms": 17.0}))
+    measured = measured.model_copy(update={"times": points, "slots_ms": 2.0})
+    manifest = bundle.manifest.model_copy(update={"step_times": (measured,)})
+
+    costs = _find_costs(Bundle(bundle.root, manifest), "ort-cpu", 2, ())
+
+    assert costs(3) - costs(2) == pytest.approx(15.0 - 10.0)
+    assert costs(3, has_slots=True) - costs(3) == pytest.approx(2.0)
+
+
 def last_cache(engine, prompt, **options):
     """What the cache holds before the last pass."""
     with engine.prefill(prompt, max_new_tokens=NUM_TOKENS, ignore_eos=True, **options) as state:

@@ -40,6 +40,7 @@ __all__ = [
     "time_prefill",
     "time_reserved",
     "time_step_rows",
+    "tokens_key",
 ]
 
 STEP_ROWS: Final = (*range(1, 11), 12, 14, 16, 17, 20, 24, 25, 28, 32, 40, 48, 64)
@@ -50,6 +51,7 @@ RESERVED_PLACES: Final = (512, 4096)
 PREFILL_TOKENS: Final = (64, 256, 1024)
 
 _STEP_PAST: Final = 256
+_ROWS_OF_TOKENS: Final = 9
 _MEMORY_SHARE: Final = 0.5
 _SEED: Final = 0
 
@@ -58,11 +60,12 @@ Report: TypeAlias = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepKey:
-    """A step of so many rows of a bundle."""
+    """A step of so many rows of a bundle; without slots all of them are tokens."""
 
     bundle: str
     rows: int
     scored: Scored
+    has_slots: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +102,7 @@ def step_past(context: int) -> int:
 def time_step_rows(
     subjects: Sequence[Subject], samples: Samples[StepKey], rounds: Rounds, report: Report
 ) -> None:
-    """L(T) with the head on all rows, and on the verified ones."""
+    """L(T) with the head on all rows, and on the verified ones; of one T also without slots."""
     groups: list[Mapping[StepKey, Work]] = []
     states: list[CacheState] = []
     for subject in subjects:
@@ -112,13 +115,17 @@ def time_step_rows(
             context=subject.context,
         )
         states.append(state)
+        keys = [
+            StepKey(bundle=subject.name, rows=count, scored=scored)
+            for count, scored in product(rows, Scored)
+            if scored is Scored.ALL or scored.rows_of(count) < count
+        ]
+        if (tokens := tokens_key(subject.name)).rows in rows:
+            keys.append(tokens)
         groups.append(
             {
-                StepKey(bundle=subject.name, rows=count, scored=scored): _step(
-                    subject, state, count, scored
-                )
-                for count, scored in product(rows, Scored)
-                if scored is Scored.ALL or scored.rows_of(count) < count
+                key: _step(subject, state, key.rows, key.scored, has_slots=key.has_slots)
+                for key in keys
             }
         )
     samples.time_in_turn(groups, rounds, report=report)
@@ -126,9 +133,26 @@ def time_step_rows(
         state.close()
 
 
-def _step(subject: Subject, state: CacheState, rows: int, scored: Scored = Scored.ALL) -> Work:
+def tokens_key(bundle: str) -> StepKey:
+    """The step without slots, to be compared with as many rows of which some are."""
+    return StepKey(bundle=bundle, rows=_ROWS_OF_TOKENS, scored=Scored.ALL, has_slots=False)
+
+
+def _step(
+    subject: Subject,
+    state: CacheState,
+    rows: int,
+    scored: Scored = Scored.ALL,
+    *,
+    has_slots: bool = True,
+) -> Work:
     return make_step(
-        subject.engine.backend, state, num_rows=rows, scored=scored, context=subject.context
+        subject.engine.backend,
+        state,
+        num_rows=rows,
+        scored=scored,
+        context=subject.context,
+        has_slots=has_slots,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from itertools import product
 from typing import Final
@@ -22,6 +23,7 @@ from la_export.bench.speed.curves import (
     ReservedKey,
     StepKey,
     step_past,
+    tokens_key,
 )
 from la_export.bench.speed.decoding import Answers
 from la_export.bench.speed.figures import StepCurve, decode_rate, make_decode_run
@@ -109,6 +111,7 @@ class Findings:
         return subject.describe().model_copy(
             update={
                 "plain_bundle": base,
+                "slots_ms": self._slots_ms(subject),
                 "step_times": steps,
                 "growth": tuple(self._growth_points(subject)),
                 "reserved": tuple(self._reserved_points(subject)),
@@ -148,6 +151,14 @@ class Findings:
                         "operations_ms": 1000 * cost.operations_s,
                     }
                 )
+
+    def _slots_ms(self, subject: Subject) -> float | None:
+        key = tokens_key(subject.name)
+        tokens = self.steps.timing(key)
+        slots = self.steps.timing(replace(key, has_slots=True))
+        if tokens is None or slots is None:
+            return None
+        return max(0.0, slots.median_ms - tokens.median_ms)
 
     def _growth_points(self, subject: Subject) -> Iterator[GrowthPoint]:
         if Section.GROWTH not in self._settings.sections:

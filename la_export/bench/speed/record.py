@@ -337,6 +337,8 @@ class BundleRun(_Record):
         backend_version: of its library.
         weight_bytes: what a step has to read.
         perplexity: recorded in the manifest; None if there is none.
+        slots_ms: what a step takes longer for having slots, beside as many rows of tokens; None if
+            not measured.
         plain_bundle: the bundle whose plain decoding speedups are over: the fastest of this
             precision in the run; None before decoding was measured.
     """
@@ -354,6 +356,7 @@ class BundleRun(_Record):
     weight_bytes: int
     perplexity: float | None = None
     plain_bundle: str | None = None
+    slots_ms: float | None = None
     step_times: tuple[StepPoint, ...] = ()
     growth: tuple[GrowthPoint, ...] = ()
     reserved: tuple[ReservedPoint, ...] = ()

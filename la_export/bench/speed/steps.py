@@ -39,12 +39,13 @@ class Scored(StrEnum):
         return num_rows if self is Scored.ALL else 1 + num_rows // 2
 
 
-def make_step_part(num_rows: int, *, vocab_size: int, k_max: int) -> Part:
+def make_step_part(num_rows: int, *, vocab_size: int, k_max: int, has_slots: bool = True) -> Part:
     """The step of so many rows; its drafts are random tokens.
 
     Slots stand behind the root as far as there are lookahead vectors, then behind the drafts.
+    Without any, all rows behind the root are drafts.
     """
-    num_drafts = num_rows // 2
+    num_drafts = num_rows // 2 if has_slots else num_rows - 1
     num_slots = num_rows - 1 - num_drafts
     groups = tuple(
         Group(node, min(k_max, num_slots - node * k_max)) for node in range(-(-num_slots // k_max))
@@ -81,7 +82,13 @@ def fill_cache(backend: Backend, state: CacheState, length: int, *, context: int
 
 
 def make_step(
-    backend: Backend, state: CacheState, *, num_rows: int, scored: Scored, context: int
+    backend: Backend,
+    state: CacheState,
+    *,
+    num_rows: int,
+    scored: Scored,
+    context: int,
+    has_slots: bool = True,
 ) -> Callable[[], float]:
     """A step to be run any number of times over the same cache.
 
@@ -91,13 +98,16 @@ def make_step(
         num_rows: T.
         scored: rows that the head is asked for.
         context: number of positions the model has.
+        has_slots: whether some of the rows are slots, where there are three or more.
 
     Returns:
         Runs the step once: makes its inputs, passes, reads the best tokens, commits the root.
         Gives the seconds that this took; the cache is then as it was before.
     """
     contract = backend.contract
-    part = make_step_part(num_rows, vocab_size=contract.vocab_size, k_max=contract.k_max)
+    part = make_step_part(
+        num_rows, vocab_size=contract.vocab_size, k_max=contract.k_max, has_slots=has_slots
+    )
     lengths = [int(length) for length in state.lengths]
     parts, committed = [part] * len(lengths), [(0,)] * len(lengths)
     num_scored = scored.rows_of(num_rows)

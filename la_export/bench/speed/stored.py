@@ -27,6 +27,7 @@ def make_step_times(record: SpeedRecord, run: BundleRun) -> StepTimes | None:
         processor=record.processor,
         threads=record.settings.threads,
         past=points[0].past,
+        slots_ms=run.slots_ms or 0.0,
         times=tuple(
             StepTime(
                 rows=point.rows,

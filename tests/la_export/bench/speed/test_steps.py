@@ -44,6 +44,12 @@ def test_a_step_has_the_rows_asked_for_and_no_slot_without_a_vector(k_max: int) 
         assert rows.slot_index.max() <= k_max
 
 
+def test_a_step_without_slots_is_as_wide_and_all_of_it_is_tokens() -> None:
+    part = make_step_part(9, vocab_size=50, k_max=8, has_slots=False)
+
+    assert part.rows.num_rows == part.rows.num_verified == len(part.token_ids) == 9
+
+
 @pytest.mark.parametrize(("scored", "count"), [(Scored.ALL, 9), (Scored.VERIFIED, 5)])
 def test_the_head_gets_the_rows_asked_for(scored: Scored, count: int) -> None:
     backend = WatchedBackend()

@@ -23,6 +23,16 @@ def test_the_curve_with_every_row_scored_is_stored() -> None:
     assert (times.threads, times.past, times.processor) == (2, 256, "a processor")
 
 
+def test_what_slots_take_is_stored_beside_the_steps() -> None:
+    record = make_record()
+    measured = record.bundles[0].model_copy(update={"slots_ms": 1.5})
+
+    found = make_step_times(record, measured)
+
+    assert found is not None
+    assert (_make(record).slots_ms, found.slots_ms) == (0.0, 1.5)
+
+
 def test_without_step_times_there_is_nothing_to_store() -> None:
     record = make_record()
 
