@@ -22,11 +22,11 @@ from la_export.checkpoint import (
     load_checkpoint,
     name_place,
 )
-from la_export.checkpoint.checkpoint import EMBEDDING
 from la_export.checkpoint.facts import (
     build_disk_bytes,
     check_input_features,
-    count_norms,
+    check_no_experts,
+    count_operators,
     count_parameters,
     make_contract,
     make_model_facts,
@@ -166,7 +166,9 @@ def _build(options: BuildOptions, plans: PlanOptions, clock: Clock) -> BuildRepo
         inputs = _resolve(options, plans, clock.progress)
     contract = inputs.contract
     with clock.stage(Stage.TRACE):
-        step_graph = trace_model(inputs.checkpoint.traced_config, contract)
+        step_graph = trace_model(
+            inputs.checkpoint.traced_config, contract, context=inputs.checkpoint.context
+        )
     smoothing = _calibrate(options, inputs, clock)
     with clock.stage(Stage.OPTIMIZE):
         adapter = inputs.lookaheads.adapter
@@ -237,6 +239,8 @@ def _resolve(options: BuildOptions, plans: PlanOptions, progress: Progress) -> _
     destination = options.out or _ENGINES / source.name
     check_destination(destination)
     checkpoint = load_checkpoint(source, context=options.context)
+    if options.precision.is_integer:
+        check_no_experts(checkpoint, precision=options.precision)
     if options.precision is Precision.INT4:
         check_input_features(checkpoint, block_size=BLOCK_SIZE, precision=options.precision)
     contract = make_contract(
@@ -272,7 +276,7 @@ def _choose_lookaheads(
     )
     if tuned is not None:
         return tuned
-    return make_untuned(checkpoint.read(EMBEDDING), contract.k_max, model_digest=digest)
+    return make_untuned(checkpoint.embeddings(), contract.k_max, model_digest=digest)
 
 
 def _calibrate(options: BuildOptions, inputs: _Inputs, clock: Clock) -> Smoothing:
@@ -301,7 +305,7 @@ def _check(
     checkpoint, contract = inputs.checkpoint, inputs.contract
     graph_path, context = work / GRAPH_PATH, checkpoint.context
     threads = options.threads or torch.get_num_threads()
-    checks = [check_graph_file(graph_path, contract, num_norms=count_norms(checkpoint))]
+    checks = [check_graph_file(graph_path, contract, count_operators(checkpoint))]
     model = checkpoint.load_model()
     reference = TorchReference(
         model,

@@ -19,6 +19,7 @@ from transformers.cache_utils import DynamicLayer
 from la_export.adapter import NO_ADAPTER, Adapter
 from la_export.checkpoint import find_model, load_checkpoint
 from la_export.checkpoint.tensors import TORCH_DTYPES
+from la_export.layer_kinds import FULL_ATTENTION, SLIDING_ATTENTION, layer_kinds
 from la_export.options import Precision
 from la_export.quantize.emulation import (
     Activations,
@@ -101,6 +102,7 @@ class TorchReference:
         if smoothing.rotation is not None:
             self._turn_inputs(smoothing.rotation)
         self._adapter = self._attach(_round_adapter(smoothing.adapt(adapter), precision))
+        self._kinds = layer_kinds(model.config)
         self.vocab_size = int(model.config.vocab_size)
         self.num_layers = int(model.config.num_hidden_layers)
         self.hidden_size = int(model.config.hidden_size)
@@ -110,18 +112,19 @@ class TorchReference:
         cls,
         model: str,
         *,
+        context: int | None = None,
         allow_bin: bool = False,
         precision: Precision = Precision.FP32,
         smoothing: Smoothing = NO_SMOOTHING,
         adapter: Adapter = NO_ADAPTER,
     ) -> TorchReference:
-        """Load what `la-export build --model` would load, in a precision.
+        """Load what `la-export build --model` would load, in a precision, for a context.
 
         Raises:
             LookaheadError: the model cannot be found or is not supported.
         """
         source = find_model(model, revision=None, allow_bin=allow_bin)
-        loaded = load_checkpoint(source, context=None).load_model()
+        loaded = load_checkpoint(source, context=context).load_model()
         return cls(loaded, precision=precision, smoothing=smoothing, adapter=adapter)
 
     def _turn_inputs(self, rotation: Rotation) -> None:
@@ -219,6 +222,7 @@ class TorchReference:
         positions = range(len(token_ids)) if position_ids is None else position_ids
         outputs = self._model(
             inputs_embeds=self._embed(token_ids, lookahead_embeddings),
+            attention_mask=self._masks(positions),
             position_ids=torch.tensor([list(positions)], dtype=torch.int64),
             past_key_values=cache,
             use_cache=True,
@@ -261,6 +265,7 @@ class TorchReference:
             positions = range(len(token_ids)) if position_ids is None else position_ids
             last = decoder(
                 inputs_embeds=self._embed(token_ids, None),
+                attention_mask=self._masks(positions),
                 position_ids=torch.tensor([list(positions)], dtype=torch.int64),
             ).last_hidden_state[0]
         finally:
@@ -330,13 +335,33 @@ class TorchReference:
         """[1, tokens, 1] whether each is a lookahead."""
         return (torch.tensor(list(token_ids)) >= self.vocab_size).view(1, -1, 1)
 
+    def _masks(self, positions: Sequence[int]) -> torch.Tensor | dict[str, torch.Tensor] | None:
+        """None for the model's own causal mask, where no layer has a window.
+
+        transformers' windows count columns, which for a slot are not positions. Those of plain text
+        are its own in `generate_greedy`.
+        """
+        if SLIDING_ATTENTION not in self._kinds:
+            return None
+        window = int(self._model.config.sliding_window)
+        place = torch.tensor(list(positions))
+        is_later = torch.ones(len(place), len(place), dtype=torch.bool).triu(1)
+        is_far = place.unsqueeze(1) - place >= window  # [tokens, tokens]
+        full, sliding = (
+            torch.zeros(1, 1, *hidden.shape).masked_fill(hidden, torch.finfo(torch.float32).min)
+            for hidden in (is_later, is_later | is_far)
+        )
+        if self._kinds == {SLIDING_ATTENTION}:
+            return sliding
+        return {FULL_ATTENTION: full, SLIDING_ATTENTION: sliding}
+
     def _embed(
         self, token_ids: Sequence[int], lookahead_embeddings: NDArray[np.float32] | None
     ) -> torch.Tensor:
         """[1, tokens, hidden], row by row from the two tables."""
-        table = self._table()
+        look_up = self._model.get_input_embeddings()
         rows = [
-            table[token_id]
+            look_up(torch.tensor(token_id))
             if token_id < self.vocab_size
             else self._lookahead_row(token_id, lookahead_embeddings)
             for token_id in token_ids

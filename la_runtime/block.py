@@ -12,7 +12,13 @@ from numpy.typing import NDArray
 from la_runtime.backends.base import CacheState, Outputs, StepInputs
 from la_runtime.contract import CacheForm, Contract
 from la_runtime.layout import StepRows
-from la_runtime.masks import advance_attention_mask, count_columns, make_attention_mask
+from la_runtime.masks import (
+    advance_attention_mask,
+    count_columns,
+    make_attention_mask,
+    make_sliding_mask,
+    place_keys,
+)
 from la_runtime.storage import stored_masked_value
 
 __all__ = ["BlockWriter", "Part", "block_width", "make_step_inputs"]
@@ -131,6 +137,9 @@ class BlockWriter:
             position_ids=position_ids,
             mask=mask,
             columns=np.stack([_columns(sequence_rows, block_len) for sequence_rows in rows]),
+            sliding=None
+            if contract.window is None
+            else _SlidingMask(contract.window, self._masked, np.empty_like(mask)),
         )
 
     def _remember(self, rows: tuple[StepRows | None, ...], block: _Block) -> None:
@@ -153,8 +162,10 @@ class _Block:
         position_ids: NDArray[np.int64],
         mask: NDArray[np.generic],
         columns: NDArray[np.int64],
+        sliding: _SlidingMask | None,
     ) -> None:
         self.mask = mask
+        self._sliding = sliding
         self._columns = columns
         self._num_columns = int(columns.max()) + 1
         self._lanes = lanes
@@ -174,6 +185,13 @@ class _Block:
         """Write what differs from the last pass."""
         for lane, part, length in zip(self._lanes, parts, lengths, strict=True):
             lane.write(() if part is None else part.token_ids, length)
+        if self._sliding is not None:
+            self._sliding.write(
+                self.mask,
+                self._position_ids,
+                self._columns,
+                np.array([lane.first_column for lane in self._lanes]),
+            )
 
     def ask(
         self, parts: Sequence[Part | None], outputs: Outputs, *, least_scored: int
@@ -189,8 +207,39 @@ class _Block:
                 logits_rows=_scored_rows(parts, least_scored) if outputs else self._no_rows,
                 outputs=outputs,
                 columns=self._columns,
+                sliding_attention_mask=None if self._sliding is None else self._sliding.mask,
             )
         return self._inputs
+
+
+@dataclass(frozen=True, slots=True)
+class _SlidingMask:
+    """What layers with a window see of the same passes; made anew for each.
+
+    Args:
+        window: positions that a row sees.
+        masked: see `make_attention_mask`.
+        mask: [batch, 1, block, keys].
+    """
+
+    window: int
+    masked: np.generic
+    mask: NDArray[np.generic]
+
+    def write(
+        self,
+        mask: NDArray[np.generic],
+        position_ids: NDArray[np.int64],
+        columns: NDArray[np.int64],
+        block_columns: NDArray[np.int64],
+    ) -> None:
+        """See `make_sliding_mask` and `place_keys`."""
+        keys = place_keys(
+            position_ids, columns, block_columns=block_columns, num_keys=mask.shape[3]
+        )
+        make_sliding_mask(
+            mask, position_ids, keys, window=self.window, masked=self.masked, out=self.mask
+        )
 
 
 class _Lane:
@@ -238,6 +287,11 @@ class _Lane:
         self._masked = masked
         self._fixed_column = fixed_column
         self._last_position = last_position
+
+    @property
+    def first_column(self) -> int:
+        """Column of the first row."""
+        return self.length if self._fixed_column is None else self._fixed_column
 
     def write(self, token_ids: Sequence[int], length: int) -> None:
         """Write the tokens of the verified rows, and what depends on the committed places."""

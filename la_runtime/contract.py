@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 CONTRACT_MAJOR: Final = 1
-CONTRACT_VERSION: Final = "1.3"
+CONTRACT_VERSION: Final = "1.4"
 
 
 class Axis(StrEnum):
@@ -107,6 +107,7 @@ class Name(StrEnum):
     INPUT_IDS = "input_ids"
     POSITION_IDS = "position_ids"
     ATTENTION_MASK = "attention_mask"
+    SLIDING_ATTENTION_MASK = "sliding_attention_mask"
     LOOKAHEAD_EMBEDDINGS = "lookahead_embeddings"
     LOGITS_ROWS = "logits_rows"
     WRITE_INDEX = "write_index"
@@ -155,6 +156,8 @@ class Contract:
         top_c: how many best tokens `top_ids` / `top_logits` list per row.
         compute_dtype: dtype of the mask and the lookahead vectors.
         kv_dtype: dtype of the cache.
+        window: positions that a row sees in layers of sliding attention, its own among them; None
+            where no layer has a window.
         row_places: where a block's rows are written; cache form `scatter` without a capacity may
             have them chosen.
         capacity: cache places per sequence, those for the rows of a pass included, where the
@@ -177,6 +180,7 @@ class Contract:
     top_c: int
     compute_dtype: Dtype = Dtype.FLOAT32
     kv_dtype: Dtype = Dtype.FLOAT32
+    window: int | None = None
     row_places: RowPlaces = RowPlaces.BEHIND
     capacity: int | None = None
 
@@ -193,6 +197,8 @@ class Contract:
             value = getattr(self, field)
             if value < 1:
                 raise UsageError(f"contract: {field} must be at least 1, got {value}")
+        if self.window is not None and self.window < 1:
+            raise UsageError(f"contract: window must be at least 1, got {self.window}")
         if self.top_c > self.vocab_size:
             raise UsageError(
                 f"contract: top_c {self.top_c} exceeds the vocabulary of {self.vocab_size}"
@@ -285,6 +291,7 @@ class Contract:
                 dtype=Dtype.INT64,
                 meaning="indices of the block's rows whose scores are wanted",
             ),
+            *self._sliding_mask,
             *self._write_index,
             *(
                 TensorSpec(
@@ -328,6 +335,20 @@ class Contract:
                 "minus this",
             ),
             *self._written,
+        )
+
+    @property
+    def _sliding_mask(self) -> tuple[TensorSpec, ...]:
+        if self.window is None:
+            return ()
+        return (
+            TensorSpec(
+                name=Name.SLIDING_ATTENTION_MASK,
+                axes=(Axis.BATCH, 1, Axis.BLOCK, self._keys),
+                dtype=self.compute_dtype,
+                meaning="the same for layers of sliding attention: 0 only where the key's position "
+                "is less than the window behind the row's",
+            ),
         )
 
     @property

@@ -9,7 +9,13 @@ from numpy.typing import NDArray
 
 from la_runtime.layout import StepRows
 
-__all__ = ["advance_attention_mask", "count_columns", "make_attention_mask"]
+__all__ = [
+    "advance_attention_mask",
+    "count_columns",
+    "make_attention_mask",
+    "make_sliding_mask",
+    "place_keys",
+]
 
 
 def make_attention_mask(
@@ -46,6 +52,57 @@ def make_attention_mask(
         _show_committed(seen, step_rows, 0, int(lengths[sequence]))
         _show_block(seen, step_rows, int(block_columns[sequence]))
     return mask
+
+
+def place_keys(
+    position_ids: NDArray[np.int64],
+    columns: NDArray[np.int64],
+    *,
+    block_columns: NDArray[np.int64],
+    num_keys: int,
+) -> NDArray[np.int64]:
+    """[batch, keys] positions of the keys that any row may see.
+
+    A committed place holds the token of its own number; in the block's columns stand its rows.
+
+    Args:
+        position_ids: [batch, block] positions of the rows.
+        columns: [batch, block] their columns, counted from the sequence's first.
+        block_columns: [batch] column of each sequence's first row.
+        num_keys: columns of the mask.
+    """
+    positions = np.tile(np.arange(num_keys), (len(position_ids), 1))
+    np.put_along_axis(positions, columns + block_columns[:, np.newaxis], position_ids, axis=1)
+    return positions
+
+
+def make_sliding_mask(
+    mask: NDArray[np.generic],
+    position_ids: NDArray[np.int64],
+    key_positions: NDArray[np.int64],
+    *,
+    window: int,
+    masked: np.generic,
+    out: NDArray[np.generic] | None = None,
+) -> NDArray[np.generic]:
+    """The mask of layers with a sliding window: what `mask` shows, less what is too far behind.
+
+    The window counts positions, not columns: a slot that stands i positions behind the root sees
+    i fewer of the first tokens than the root does.
+
+    Args:
+        mask: [batch, 1, block, keys] of layers without a window.
+        position_ids: [batch, block] positions of the rows.
+        key_positions: [batch, keys], see `place_keys`.
+        window: positions that a row sees, its own among them.
+        masked: see `make_attention_mask`.
+        out: where to write it; new memory when not given.
+    """
+    is_behind = position_ids[:, :, np.newaxis] - key_positions[:, np.newaxis] >= window
+    found = np.empty_like(mask) if out is None else out
+    np.copyto(found, mask)
+    found[:, 0][is_behind] = masked
+    return found
 
 
 def advance_attention_mask(

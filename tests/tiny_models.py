@@ -11,13 +11,23 @@ from typing import Any, Final
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
+    CohereConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPTNeoXConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
+    Olmo2Config,
+    Phi3Config,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
+    SmolLM3Config,
+    StableLmConfig,
 )
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
@@ -28,6 +38,7 @@ __all__ = [
     "CHAT_TEMPLATE",
     "END_TOKEN",
     "FAMILIES",
+    "OTHER_FAMILIES",
     "VOCAB_SIZE",
     "build_tiny_bundle",
     "make_tiny_checkpoint",
@@ -52,11 +63,48 @@ _TRAINING_TEXT: Final = (
     "One, two, three; the rain in Spain stays mainly in the plain.",
 )
 _CONFIG_TYPES: Final[dict[str, type[PreTrainedConfig]]] = {
+    "cohere": CohereConfig,
+    "gemma2": Gemma2Config,
+    "gemma3_text": Gemma3TextConfig,
+    "gpt_neox": GPTNeoXConfig,
+    "granite": GraniteConfig,
     "llama": LlamaConfig,
     "mistral": MistralConfig,
+    "olmo2": Olmo2Config,
+    "phi3": Phi3Config,
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,
+    "qwen3_moe": Qwen3MoeConfig,
+    "smollm3": SmolLM3Config,
+    "stablelm": StableLmConfig,
 }
+_WINDOW: Final = 8
+# What makes a family different, switched on.
+_FIELDS: Final[dict[str, dict[str, Any]]] = {
+    "cohere": {"logit_scale": 0.5, "tie_word_embeddings": True},
+    # Windows in every other layer.
+    "gemma2": {"sliding_window": _WINDOW, "query_pre_attn_scalar": 16, "tie_word_embeddings": True},
+    "gemma3_text": {
+        "sliding_window": _WINDOW,
+        "query_pre_attn_scalar": 16,
+        "tie_word_embeddings": True,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "gpt_neox": {"num_key_value_heads": 4},
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5,
+        "attention_multiplier": 0.3,
+        "logits_scaling": 2.0,
+    },
+    "mistral": {"sliding_window": None},
+    "phi3": {"sliding_window": None, "original_max_position_embeddings": 256},
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+    # No rotation in every other layer.
+    "smollm3": {"no_rope_layer_interval": 2},
+    "stablelm": {"use_qkv_bias": True},
+}
+OTHER_FAMILIES: Final = tuple(sorted(_CONFIG_TYPES.keys() - set(FAMILIES)))
 
 
 def make_tiny_tokenizer() -> Tokenizer:
@@ -75,10 +123,10 @@ def make_tiny_tokenizer() -> Tokenizer:
 
 
 def make_tiny_config(family: str = "llama", **overrides: Any) -> PreTrainedConfig:
-    """A two-layer configuration with grouped-query attention.
+    """A two-layer configuration with grouped-query attention, but for GPT-NeoX, which has none.
 
     Args:
-        family: one of `FAMILIES`.
+        family: one of `FAMILIES` or `OTHER_FAMILIES`.
         overrides: configuration fields to change.
     """
     fields: dict[str, Any] = {
@@ -96,9 +144,7 @@ def make_tiny_config(family: str = "llama", **overrides: Any) -> PreTrainedConfi
         "eos_token_id": 2,
         "pad_token_id": 0,
     }
-    if family == "mistral":
-        fields["sliding_window"] = None
-    return _CONFIG_TYPES[family](**(fields | overrides))
+    return _CONFIG_TYPES[family](**(fields | _FIELDS.get(family, {}) | overrides))
 
 
 def make_tiny_model(config: PreTrainedConfig, *, seed: int = 0) -> PreTrainedModel:

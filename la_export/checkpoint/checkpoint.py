@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -13,14 +14,22 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from la_export.checkpoint.configuration import load_config, make_skeleton, read_config_fields
-from la_export.checkpoint.features import check_context, check_features, check_supported
+from la_export.checkpoint.features import (
+    active_window,
+    check_context,
+    check_features,
+    check_supported,
+    rope_parameters,
+)
 from la_export.checkpoint.gguf_file import (
     NO_QUANTIZATION,
     check_gguf,
     check_gguf_tensors,
     source_quantization,
 )
+from la_export.checkpoint.rotary import fix_rotary
 from la_export.checkpoint.sources import ModelSource
+from la_export.checkpoint.stored_names import StoredAs, find_stored
 from la_export.checkpoint.tensors import (
     READABLE_DTYPES,
     BinTensors,
@@ -30,14 +39,23 @@ from la_export.checkpoint.tensors import (
     to_float32,
 )
 from la_export.checkpoint.weight_files import WeightFormat
+from la_export.layer_kinds import FULL_ATTENTION
 from la_runtime.errors import CheckpointError, UnsupportedModelError
 
 __all__ = ["Checkpoint", "load_checkpoint"]
 
 EMBEDDING: Final = "model.embed_tokens.weight"
 HEAD: Final = "lm_head.weight"
+# transformers has its attention as a chain of operators alone.
+_WITHOUT_SDPA: Final = frozenset({"gemma2"})
+_COMPUTED_BUFFERS: Final = ("inv_freq", ".embed_scale")
 # Older folders store what every model computes for itself.
-_RECOMPUTED_BUFFERS: Final = (".rotary_emb.inv_freq", ".masked_bias", ".attn.bias")
+_RECOMPUTED_BUFFERS: Final = (
+    ".rotary_emb.inv_freq",
+    ".masked_bias",
+    ".attn.bias",
+    ".attention.bias",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +79,19 @@ class Checkpoint:
     tied_embeddings: bool
 
     @property
+    def window(self) -> int | None:
+        """Positions that layers of sliding attention see; None where that is all of them."""
+        return active_window(self.config, self.context)
+
+    @property
     def traced_config(self) -> PreTrainedConfig:
         """The configuration to trace: float32, tied as the weights are, no inactive window."""
         config = copy.deepcopy(self.config)
         config.tie_word_embeddings = self.tied_embeddings
-        config.sliding_window = None
-        if getattr(config, "layer_types", None) is not None:
-            config.layer_types = ["full_attention"] * config.num_hidden_layers
+        if self.window is None and not _has_rotary_by_kind(config):
+            config.sliding_window = None
+            if getattr(config, "layer_types", None) is not None:
+                config.layer_types = [FULL_ATTENTION] * config.num_hidden_layers
         return config
 
     def read(self, parameter: str) -> NDArray[np.float32]:
@@ -76,15 +100,36 @@ class Checkpoint:
         Raises:
             CheckpointError: the checkpoint does not hold it.
         """
-        if parameter.endswith(".inv_freq"):
-            return _rotary_frequencies(self.config, parameter)
-        return to_float32(_load(self.tensors, parameter, tied=self.tied_embeddings))
+        if parameter.endswith(_COMPUTED_BUFFERS):
+            return _computed_buffer(self.config, parameter, self.context)
+        return to_float32(_load(self.tensors, parameter, self.config, tied=self.tied_embeddings))
+
+    @property
+    def embedding(self) -> str:
+        """The parameter that holds the embedding table."""
+        skeleton = make_skeleton(self.source.origin, self.config)
+        table = skeleton.get_input_embeddings()
+        return next(
+            name
+            for name, parameter in skeleton.named_parameters(remove_duplicate=False)
+            if parameter is table.weight
+        )
+
+    def embeddings(self) -> NDArray[np.float32]:
+        """[vocab_size, hidden] float32 for the first layer: some models scale the table."""
+        skeleton = make_skeleton(self.source.origin, self.config)
+        scale = getattr(skeleton.get_input_embeddings(), "scalar_embed_scale", 1.0)
+        table = self.read(self.embedding)
+        return table if scale == 1.0 else table * np.float32(scale)
 
     def load_model(self) -> PreTrainedModel:
         """The whole model in PyTorch: float32, in eval mode, transformers' own attention."""
         if isinstance(self.tensors, LoadedTensors):
-            return self.tensors.model
-        return _load_torch_model(self.source)
+            model = self.tensors.model
+        else:
+            model = _load_torch_model(self.source, self.config)
+        fix_rotary(model, self.config, self.context)
+        return model
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the parameters of a model of this configuration, by name."""
@@ -114,12 +159,12 @@ def load_checkpoint(source: ModelSource, *, context: int | None) -> Checkpoint:
     check_features(str(fields.get("model_type")), fields)
     config = load_config(source)
     served = check_context(config, context)
-    check_supported(config, served)
+    check_supported(config)
     reader = BinTensors if source.weight_format is WeightFormat.BIN else SafetensorsTensors
     tensors = reader(source.weight_files)
     is_tied = _is_tied(config, tensors)
     parameters = frozenset(make_skeleton(source.origin, config).state_dict())
-    check_tensors(tensors, parameters, tied=is_tied)
+    check_tensors(tensors, parameters, config, tied=is_tied)
     return Checkpoint(
         source=source,
         config=config,
@@ -134,24 +179,24 @@ def _load_gguf(source: ModelSource, context: int | None) -> Checkpoint:
     reader = check_gguf(source.weight_files[0])
     config = load_config(source)
     served = check_context(config, context)
-    check_supported(config, served)
+    check_supported(config)
     check_gguf_tensors(reader, make_skeleton(source.origin, config).state_dict())
     return Checkpoint(
         source=source,
         config=config,
         context=served,
-        tensors=LoadedTensors(_load_torch_model(source)),
+        tensors=LoadedTensors(_load_torch_model(source, config)),
         source_quantization=source_quantization(reader),
         tied_embeddings=bool(config.tie_word_embeddings),
     )
 
 
-def _load_torch_model(source: ModelSource) -> PreTrainedModel:
+def _load_torch_model(source: ModelSource, config: PreTrainedConfig) -> PreTrainedModel:
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         source.folder,
         gguf_file=source.gguf_name,
         dtype=torch.float32,
-        attn_implementation="sdpa",
+        attn_implementation="eager" if config.model_type in _WITHOUT_SDPA else "sdpa",
         trust_remote_code=False,
         local_files_only=True,
         use_safetensors=source.weight_format is not WeightFormat.BIN,
@@ -169,20 +214,32 @@ def _is_tied(config: PreTrainedConfig, tensors: StoredTensors) -> bool:
     return torch.equal(tensors.load(EMBEDDING), tensors.load(HEAD))
 
 
-def check_tensors(tensors: StoredTensors, parameters: frozenset[str], *, tied: bool) -> None:
+def check_tensors(
+    tensors: StoredTensors,
+    parameters: frozenset[str],
+    config: PreTrainedConfig,
+    *,
+    tied: bool,
+) -> None:
     """The stored tensors must be those of the model: none missing, none left over.
 
     Args:
         tensors: of the checkpoint.
         parameters: names that the model of its configuration reads.
+        config: of the model.
         tied: whether embedding table and head are one.
 
     Raises:
         CheckpointError: a tensor is missing, or the model would not read it.
         UnsupportedModelError: a tensor is stored in numbers that need scales.
     """
-    for parameter in sorted(parameters):
-        stored = _stored_name(tensors, parameter, tied=tied)
+    read: set[str] = set(parameters)
+    for stored in sorted(
+        name
+        for parameter in parameters
+        for name in _stored_as(tensors, parameter, config, tied=tied).names
+    ):
+        read.add(stored)
         if tensors.dtype(stored) not in READABLE_DTYPES:
             raise UnsupportedModelError(
                 f"tensor {stored} is stored as {tensors.dtype(stored)}, and config.json has no "
@@ -190,7 +247,7 @@ def check_tensors(tensors: StoredTensors, parameters: frozenset[str], *, tied: b
                 f"{', '.join(sorted(READABLE_DTYPES))}"
             )
     unread = sorted(
-        name for name in tensors.names() - parameters if not name.endswith(_RECOMPUTED_BUFFERS)
+        name for name in tensors.names() - read if not name.endswith(_RECOMPUTED_BUFFERS)
     )
     if unread:
         raise CheckpointError(
@@ -199,22 +256,48 @@ def check_tensors(tensors: StoredTensors, parameters: frozenset[str], *, tied: b
         )
 
 
-def _load(tensors: StoredTensors, parameter: str, *, tied: bool) -> torch.Tensor:
-    return tensors.load(_stored_name(tensors, parameter, tied=tied))
+def _load(
+    tensors: StoredTensors, parameter: str, config: PreTrainedConfig, *, tied: bool
+) -> torch.Tensor:
+    stored = _stored_as(tensors, parameter, config, tied=tied)
+    return stored.join([tensors.load(name) for name in stored.names])
 
 
-def _stored_name(tensors: StoredTensors, parameter: str, *, tied: bool) -> str:
+def _stored_as(
+    tensors: StoredTensors, parameter: str, config: PreTrainedConfig, *, tied: bool
+) -> StoredAs:
+    """As files have it, or under the model's own name, or the table's that it is tied to."""
     names = tensors.names()
     shared = {EMBEDDING: HEAD, HEAD: EMBEDDING} if tied else {}
+    usual = find_stored(parameter, config)
     for name in (parameter, shared.get(parameter)):
         if name is not None and name in names:
-            return name
-    raise CheckpointError(
-        f"the checkpoint has no tensor {parameter}; expected a complete causal language model"
-    )
+            return StoredAs((name,), _only)
+    missing = [name for name in usual.names if name not in names]
+    if missing:
+        raise CheckpointError(
+            f"the checkpoint has no tensor {missing[0]}; expected a complete causal language model"
+        )
+    return usual
 
 
-def _rotary_frequencies(config: PreTrainedConfig, parameter: str) -> NDArray[np.float32]:
-    """The buffer that transformers computes and never stores."""
-    rotary = make_skeleton("this model", config).get_submodule(parameter.removesuffix(".inv_freq"))
-    return to_float32(type(rotary)(config=config).get_buffer("inv_freq"))
+def _only(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    (tensor,) = tensors
+    return tensor
+
+
+def _has_rotary_by_kind(config: PreTrainedConfig) -> bool:
+    """Whether layers with a window turn otherwise, so that their kind matters without one too."""
+    return len(rope_parameters(config)) > 1
+
+
+def _computed_buffer(config: PreTrainedConfig, parameter: str, context: int) -> NDArray[np.float32]:
+    """A buffer that transformers computes and never stores."""
+    place, _, name = parameter.rpartition(".")
+    skeleton = make_skeleton("this model", config)
+    module = skeleton.get_submodule(place)
+    if not name.endswith("inv_freq"):
+        return np.array(module.scalar_embed_scale, np.float32)
+    made = type(module)(config=config)
+    fix_rotary(made, config, context)
+    return to_float32(made.get_buffer(name))

@@ -15,6 +15,7 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
+from la_export.checkpoint.features import rope_parameters
 from la_export.checkpoint.sources import ModelSource
 from la_runtime.errors import CheckpointError
 
@@ -56,7 +57,9 @@ def load_config(source: ModelSource) -> PreTrainedConfig:
             f"{source.origin}: max_position_embeddings is {positions!r}, expected 2 or more"
         )
     rope = getattr(config, "rope_parameters", None)
-    if not isinstance(rope, dict) or not isinstance(rope.get("rope_theta"), int | float):
+    is_object = isinstance(rope, dict) and bool(rope)
+    parts = rope_parameters(config).values() if is_object else ()
+    if not parts or not all(isinstance(part.get("rope_theta"), int | float) for part in parts):
         raise CheckpointError(
             f"{source.origin}: rope_parameters is {rope!r:.80}, expected an object with a "
             "number rope_theta"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -10,6 +11,8 @@ from pydantic import ValidationError
 
 from la_export.checkpoint.checkpoint import Checkpoint
 from la_export.checkpoint.configuration import make_skeleton
+from la_export.checkpoint.features import rope_parameters
+from la_export.layer_kinds import FULL_ATTENTION, layer_kinds
 from la_runtime.bundle import ModelFacts, RopeFacts
 from la_runtime.contract import CacheForm, Contract, Dtype
 from la_runtime.errors import CheckpointError, UnsupportedModelError
@@ -17,9 +20,11 @@ from la_runtime.storage import storage_dtype
 
 __all__ = [
     "TOP_C",
+    "OperatorCounts",
     "build_disk_bytes",
     "check_input_features",
-    "count_norms",
+    "check_no_experts",
+    "count_operators",
     "count_parameters",
     "make_contract",
     "make_model_facts",
@@ -28,6 +33,8 @@ __all__ = [
 
 TOP_C: Final = 8
 _CAPACITY_STEP: Final = 8
+_NORMS: Final = ("RMSNorm", "CohereLayerNorm")
+_INTERLEAVED_ROTARY: Final = ("cohere",)
 # Graph, tokenizer and reports beside the weights.
 _OTHER_BYTES: Final = 32 << 20
 
@@ -98,6 +105,7 @@ def make_contract(
             top_c=min(TOP_C, config.vocab_size),
             compute_dtype=dtype,
             kv_dtype=dtype,
+            window=checkpoint.window,
             capacity=capacity if cache_form is CacheForm.SCATTER else None,
         )
     except (ValueError, TypeError) as error:
@@ -125,7 +133,7 @@ def make_model_facts(
             num_attention_heads=config.num_attention_heads,
             context=checkpoint.context,
             rope=_make_rope_facts(checkpoint),
-            sliding_window=None,
+            sliding_window=checkpoint.window,
             tied_embeddings=checkpoint.tied_embeddings,
             bos_token_id=config.bos_token_id,
             eos_token_ids=eos_token_ids,
@@ -143,6 +151,23 @@ def count_parameters(checkpoint: Checkpoint) -> int:
             checkpoint.source.origin, checkpoint.traced_config
         ).parameters()
     )
+
+
+def check_no_experts(checkpoint: Checkpoint, *, precision: str) -> None:
+    """The model may not be a mixture of experts.
+
+    Args:
+        checkpoint: the model.
+        precision: that has no product of experts, for the message.
+
+    Raises:
+        UnsupportedModelError: it is one.
+    """
+    if getattr(checkpoint.config, "num_experts", None):
+        raise UnsupportedModelError(
+            f"model type {checkpoint.config.model_type!r} is a mixture of experts, whose products "
+            f"--precision {precision} does not have; build with --precision fp32, fp16 or bf16"
+        )
 
 
 def check_input_features(checkpoint: Checkpoint, *, block_size: int, precision: str) -> None:
@@ -165,21 +190,52 @@ def check_input_features(checkpoint: Checkpoint, *, block_size: int, precision: 
             )
 
 
-def count_norms(checkpoint: Checkpoint) -> int:
-    """Normalizations of the model: those of its layers, the last one, Qwen3's of each head."""
-    modules = make_skeleton(checkpoint.source.origin, checkpoint.traced_config).modules()
-    return sum(type(module).__name__.endswith("RMSNorm") for module in modules)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperatorCounts:
+    """How often operators must be in the graph of a model.
+
+    Args:
+        attentions: of the standard operator; softcapped scores are computed in the open.
+        rotations: of the standard operator, for queries and for keys; rotations of neighbouring
+            channels are computed in the open.
+        tables: of rotary angles.
+        norms: root mean square normalizations: those of layers, the last, those of heads. Cohere's
+            subtract the mean before.
+    """
+
+    attentions: int
+    rotations: int
+    tables: int
+    norms: int
+
+
+def count_operators(checkpoint: Checkpoint) -> OperatorCounts:
+    """Counted in the model's own modules; no weight is read."""
+    config = checkpoint.traced_config
+    skeleton = make_skeleton(checkpoint.source.origin, config)
+    num_layers = int(config.num_hidden_layers)
+    is_capped = getattr(config, "attn_logit_softcapping", None) is not None
+    turned = getattr(config, "no_rope_layers", None) or [1] * num_layers
+    return OperatorCounts(
+        attentions=0 if is_capped else num_layers,
+        rotations=0 if config.model_type in _INTERLEAVED_ROTARY else 2 * sum(map(bool, turned)),
+        tables=max(1, len(rope_parameters(config).keys() & layer_kinds(config))),
+        norms=sum(type(module).__name__.endswith(_NORMS) for module in skeleton.modules()),
+    )
 
 
 def _make_rope_facts(checkpoint: Checkpoint) -> RopeFacts:
-    """Keys that are null are not set."""
-    fields = {
-        key: value for key, value in checkpoint.config.rope_parameters.items() if value is not None
+    """Keys that are null are not set; those of layers with a window have their kind in front."""
+    by_kind = {
+        kind: {key: value for key, value in parameters.items() if value is not None}
+        for kind, parameters in rope_parameters(checkpoint.config).items()
     }
+    fields = by_kind.pop(FULL_ATTENTION)
+    others = {f"{kind}.{key}": v for kind, values in by_kind.items() for key, v in values.items()}
     return RopeFacts(
         kind=fields.pop("rope_type", "default"),
         theta=fields.pop("rope_theta"),
-        parameters=fields,
+        parameters=fields | others,
     )
 
 

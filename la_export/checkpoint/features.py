@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from transformers import PreTrainedConfig
 
+from la_export.layer_kinds import FULL_ATTENTION, SLIDING_ATTENTION, layer_kinds
 from la_runtime.errors import UnsupportedModelError, UsageError
 
 __all__ = [
@@ -20,22 +21,37 @@ __all__ = [
     "check_context",
     "check_features",
     "check_supported",
+    "rope_parameters",
 ]
 
-SUPPORTED_FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
-SUPPORTED_ROPE_KINDS: Final = ("default", "linear", "llama3")
-_FULL: Final = "full_attention"
-_SLIDING: Final = "sliding_attention"
-# Softcapping goes by many names; each changes the scores.
+SUPPORTED_FAMILIES: Final = (
+    "cohere",
+    "gemma2",
+    "gemma3_text",
+    "gpt_neox",
+    "granite",
+    "llama",
+    "mistral",
+    "olmo2",
+    "phi3",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "smollm3",
+    "stablelm",
+)
+SUPPORTED_ROPE_KINDS: Final = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+# Softcapping goes by many names; each changes the scores. These families' own code does it.
 _SOFTCAP: Final = re.compile("soft_?cap", re.IGNORECASE)
+_SOFTCAPPED: Final = ("gemma2", "gemma3_text")
+_MIXTURES: Final = ("qwen3_moe",)
 # Configuration fields that announce a feature when they are set to something.
+_MIXTURE: Final = "a mixture of experts"
 _FEATURE_FIELDS: Final[Mapping[str, str]] = {
-    "num_local_experts": "a mixture of experts",
-    "num_experts": "a mixture of experts",
-    "n_routed_experts": "a mixture of experts",
-    "moe_intermediate_size": "a mixture of experts",
-    "attn_logit_softcapping": "softcapped attention scores",
-    "final_logit_softcapping": "softcapped logits",
+    "num_local_experts": _MIXTURE,
+    "num_experts": _MIXTURE,
+    "n_routed_experts": _MIXTURE,
+    "moe_intermediate_size": _MIXTURE,
     "kv_lora_rank": "latent attention (MLA)",
     "alibi": "ALiBi position biases",
     "is_encoder_decoder": "an encoder",
@@ -45,28 +61,29 @@ _FEATURE_FIELDS: Final[Mapping[str, str]] = {
 }
 
 
-def check_supported(config: PreTrainedConfig, context: int) -> None:
+def check_supported(config: PreTrainedConfig) -> None:
     """Refuse a configuration that export would get wrong.
-
-    Args:
-        config: of the model.
-        context: positions the bundle will serve; a wider sliding window never acts.
 
     Raises:
         UnsupportedModelError: names the feature, the model type and what is supported.
     """
     check_features(config.model_type, config.to_dict())
-    rope_kind = (config.rope_parameters or {}).get("rope_type", "default")
-    if rope_kind not in SUPPORTED_ROPE_KINDS:
-        raise _refusal(config.model_type, f"rotary embedding of kind {rope_kind!r}")
+    for parameters in rope_parameters(config).values():
+        rope_kind = parameters.get("rope_type", "default")
+        if rope_kind not in SUPPORTED_ROPE_KINDS:
+            raise _refusal(config.model_type, f"rotary embedding of kind {rope_kind!r}")
     _check_layer_types(config)
-    window = active_window(config, context)
-    if window is not None:
-        raise UnsupportedModelError(
-            f"model type {config.model_type!r} has an active sliding window of {window} tokens "
-            f"in a context of {context}, which is not exported yet; "
-            f"pass --context {window} or less to build it without"
-        )
+
+
+def rope_parameters(config: PreTrainedConfig) -> dict[str, Mapping[str, Any]]:
+    """Rotary embeddings by the kind of layer that has them; by ``full_attention`` if all share one.
+
+    Args:
+        config: its `rope_parameters` are an object, or one for each kind of layer.
+    """
+    found = config.rope_parameters or {}
+    nested = {kind: value for kind, value in found.items() if isinstance(value, Mapping)}
+    return nested or {FULL_ATTENTION: found}
 
 
 def check_features(model_type: str, fields: Mapping[str, Any]) -> None:
@@ -79,11 +96,14 @@ def check_features(model_type: str, fields: Mapping[str, Any]) -> None:
         value = fields.get(field)
         if value is None or value is False or value == 0:
             continue
+        if feature == _MIXTURE and model_type in _MIXTURES:
+            continue
         if field == "quantization_config" and isinstance(value, Mapping):
             feature = f"weights quantized with {value.get('quant_method', 'an unknown method')}"
         raise _refusal(model_type, feature)
     for field, value in fields.items():
-        if _SOFTCAP.search(field) and value is not None and value is not False and value != 0:
+        is_set = value is not None and value is not False and value != 0
+        if _SOFTCAP.search(field) and is_set and model_type not in _SOFTCAPPED:
             raise _refusal(model_type, f"softcapped scores ({field})")
     if model_type not in SUPPORTED_FAMILIES:
         needs_code = ", which needs code from its repository" if "auto_map" in fields else ""
@@ -94,13 +114,13 @@ def check_features(model_type: str, fields: Mapping[str, Any]) -> None:
 
 
 def _check_layer_types(config: PreTrainedConfig) -> None:
-    kinds = set(getattr(config, "layer_types", None) or ())
-    other = sorted(str(kind) for kind in kinds - {_FULL, _SLIDING})
+    kinds = layer_kinds(config)
+    other = sorted(kinds - {FULL_ATTENTION, SLIDING_ATTENTION})
     if other:
         raise _refusal(config.model_type, f"layers of type {other[0]}")
-    if _SLIDING in kinds and getattr(config, "sliding_window", None) is None:
+    if SLIDING_ATTENTION in kinds and getattr(config, "sliding_window", None) is None:
         raise UnsupportedModelError(
-            f"model type {config.model_type!r} has layers of type {_SLIDING} without a "
+            f"model type {config.model_type!r} has layers of type {SLIDING_ATTENTION} without a "
             "sliding_window; correct its config.json"
         )
 
@@ -108,30 +128,36 @@ def _check_layer_types(config: PreTrainedConfig) -> None:
 def _refusal(model_type: str, feature: str) -> UnsupportedModelError:
     return UnsupportedModelError(
         f"model type {model_type!r} has {feature}, which is not exported yet; supported are "
-        f"dense {', '.join(SUPPORTED_FAMILIES)} models with full attention"
+        f"{', '.join(SUPPORTED_FAMILIES)} models without it"
     )
 
 
 def active_window(config: PreTrainedConfig, context: int) -> int | None:
     """The sliding window that some layer would feel within `context` positions."""
     window = getattr(config, "sliding_window", None)
-    if window is None or window >= context:
-        return None
-    layer_types = getattr(config, "layer_types", None)
-    if layer_types is not None and _SLIDING not in layer_types:
+    if window is None or window >= context or SLIDING_ATTENTION not in layer_kinds(config):
         return None
     return int(window)
 
 
 def check_context(config: PreTrainedConfig, context: int | None) -> int:
-    """The context to export for: the model's own, or a smaller one that was asked for.
+    """The context to export for: the model's own, or another that was asked for.
+
+    A model whose frequencies depend on the length of the text takes more positions than it was
+    made for, as many times as its configuration says.
 
     Raises:
-        UsageError: `context` is below 2 or above what the model was made for.
+        UsageError: `context` is below 2 or above what the model takes.
     """
-    longest = int(config.max_position_embeddings)
+    made_for = int(config.max_position_embeddings)
     if context is None:
-        return longest
+        return made_for
+    stretches = [
+        float(parameters.get("factor") or 1.0)
+        for parameters in rope_parameters(config).values()
+        if parameters.get("rope_type") == "dynamic"
+    ]
+    longest = int(made_for * max(stretches, default=1.0))
     if not 2 <= context <= longest:
         raise UsageError(
             f"--context {context} is out of range: this model takes 2 to {longest} positions"

@@ -27,7 +27,7 @@ def read_shape(model: str, *, revision: str | None, context: int | None) -> Mode
     _check_declared(source)
     config = load_config(source)
     served = check_context(config, context)
-    check_supported(config, served)
+    check_supported(config)
     parameters = dict(make_skeleton(source.origin, config).named_parameters())
     if config.tie_word_embeddings and EMBEDDING in parameters:
         parameters.pop(HEAD, None)

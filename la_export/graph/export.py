@@ -6,6 +6,7 @@ later, one at a time.
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from collections.abc import Iterator
@@ -18,8 +19,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from la_export.adapter import NO_ADAPTER, Adapter
+from la_export.checkpoint.rotary import fix_rotary
 from la_export.checkpoint.tensors import TORCH_DTYPES
 from la_export.graph.attention import ATTENTION_NAME, register_attention
+from la_export.graph.experts import EXPERTS_NAME, register_experts
 from la_export.graph.passes.constant_reshapes import make_reshapes_constant
 from la_export.graph.passes.contract_names import name_by_contract
 from la_export.graph.passes.fusion import fuse_norms_and_rotary
@@ -30,8 +33,8 @@ from la_export.graph.passes.integer_table import look_up_integers
 from la_export.graph.passes.lookahead_adapter import add_adapter
 from la_export.graph.passes.merged_projections import merge_projections
 from la_export.graph.passes.metadata import strip_metadata
+from la_export.graph.passes.more_rotary import fuse_more_rotary
 from la_export.graph.passes.rotated_inputs import find_inputs, turn_inputs
-from la_export.graph.passes.rounded_rotary import fuse_rounded_rotary
 from la_export.graph.passes.simplify import simplify
 from la_export.graph.passes.stored_products import head_products, layer_products
 from la_export.graph.passes.tied_head import share_tied_head
@@ -48,23 +51,28 @@ __all__ = ["optimize_graph", "trace_model"]
 _EXAMPLE_SIZES: Final = {Axis.BATCH: 2, Axis.BLOCK: 5, Axis.PAST: 7, Axis.KEYS: 12, Axis.ROWS: 3}
 
 
-def trace_model(config: PreTrainedConfig, contract: Contract) -> StepGraph:
+def trace_model(
+    config: PreTrainedConfig, contract: Contract, *, context: int | None = None
+) -> StepGraph:
     """Trace one step of a model of this configuration.
 
     Args:
         config: a supported configuration, with inactive windows removed.
         contract: inputs and outputs that the graph will have.
+        context: positions it will serve; those the model was made for when not given.
 
     Returns:
         The graph as traced: every weight an input, names by the contract.
     """
     register_attention()
+    register_experts()
     with FakeTensorMode(), _quiet_exporter():
         model = AutoModelForCausalLM.from_config(
-            config,
+            _with_experts(config),
             dtype=TORCH_DTYPES[contract.compute_dtype],
             attn_implementation=ATTENTION_NAME,
         ).eval()
+        fix_rotary(model, config, context or config.max_position_embeddings)
         step = DecoderStep(model, contract)
         with torch.no_grad():
             exported = torch.export.export(
@@ -102,7 +110,7 @@ def optimize_graph(
     """
     simplify(step_graph)
     fuse_norms_and_rotary(step_graph)
-    fuse_rounded_rotary(step_graph)
+    fuse_more_rotary(step_graph)
     make_reshapes_constant(step_graph)
     simplify(step_graph)
     if not precision.is_integer:
@@ -132,6 +140,14 @@ def _hold_in_integers(
         multiply_in_integers(step_graph, head)
     if rotation is not None:
         turn_inputs(step_graph, turned, rotation)
+
+
+def _with_experts(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The configuration, its mixture of experts computed as `experts` does."""
+    if getattr(config, "num_experts", None) is not None:
+        config = copy.deepcopy(config)
+        config._experts_implementation = EXPERTS_NAME
+    return config
 
 
 def _example(spec: TensorSpec) -> torch.Tensor:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from la_export.reference import ReferencePass, TorchReference
 from la_runtime.contract import CacheForm, Contract, KvOrder, Name, RowPlaces
+from la_runtime.masks import make_sliding_mask, place_keys
 from la_runtime.storage import from_stored, stored_masked_value, to_stored
 
 __all__ = ["Sample", "Truth", "from_kv_order", "make_sample", "to_kv_order"]
@@ -260,6 +261,22 @@ def _make_feeds(
         Name.LOOKAHEAD_EMBEDDINGS: to_stored(vectors, contract.compute_dtype),
         Name.LOGITS_ROWS: wanted,
     }
+    if contract.window is not None:
+        keys = place_keys(
+            positions,
+            np.tile(np.arange(block), (batch, 1)),
+            block_columns=block_columns,
+            num_keys=num_keys,
+        )
+        for index, sequence in enumerate(sequences):
+            keys[index, : lengths[index]] = sequence.past_positions
+        feeds[Name.SLIDING_ATTENTION_MASK] = make_sliding_mask(
+            mask,
+            positions,
+            keys,
+            window=contract.window,
+            masked=stored_masked_value(contract.compute_dtype),
+        )
     if contract.cache_form is CacheForm.SCATTER:
         is_chosen = contract.row_places is RowPlaces.CHOSEN
         feeds[Name.WRITE_INDEX] = lengths[:, None] + np.arange(block) if is_chosen else lengths

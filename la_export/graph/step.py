@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from la_export.graph.kv_cache import make_step_cache
+from la_export.layer_kinds import FULL_ATTENTION, SLIDING_ATTENTION, layer_kinds
 from la_runtime.contract import Contract
 
 __all__ = ["DecoderStep"]
@@ -24,6 +28,7 @@ class DecoderStep(nn.Module):
         super().__init__()
         self.model = model
         self._contract = contract
+        self._kinds = layer_kinds(model.config)
 
     def forward(
         self,
@@ -35,20 +40,50 @@ class DecoderStep(nn.Module):
         *cache_inputs: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """Inputs and outputs in the order of `Contract.inputs` and `Contract.outputs`."""
+        sliding_mask = None
+        if self._contract.window is not None:
+            sliding_mask, *cache_inputs = cache_inputs  # type: ignore[assignment]
         cache = make_step_cache(self._contract, cache_inputs)
-        hidden = self.model.get_decoder()(
-            inputs_embeds=self._embed(input_ids, lookahead_embeddings),
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=cache,
-            use_cache=True,
-        ).last_hidden_state  # [batch, block, hidden]
-        index = logits_rows.unsqueeze(-1).expand(-1, -1, self._contract.hidden_size)
-        wanted = torch.gather(hidden, 1, index)  # [batch, rows, hidden]
-        logits = self.model.get_output_embeddings()(wanted).float()  # [batch, rows, vocab_size]
+        with self._scoring(logits_rows):
+            logits = self.model(
+                inputs_embeds=self._embed(input_ids, lookahead_embeddings),
+                attention_mask=self._masks(attention_mask, sliding_mask),
+                position_ids=position_ids,
+                past_key_values=cache,
+                use_cache=True,
+            ).logits.float()  # [batch, rows, vocab_size]
         top_logits, top_ids = torch.topk(logits, self._contract.top_c, dim=-1)
         logsumexp = torch.logsumexp(logits, dim=-1)
         return (logits, top_ids, top_logits, logsumexp, *cache.written)
+
+    @contextmanager
+    def _scoring(self, rows: torch.Tensor) -> Iterator[None]:
+        """Let the head read these rows alone; what a model does to its scores is its own.
+
+        Args:
+            rows: [batch, rows] of the block.
+        """
+
+        def gather(_: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor]:
+            (hidden,) = inputs  # [batch, block, hidden]
+            index = rows.unsqueeze(-1).expand(-1, -1, self._contract.hidden_size)
+            return (torch.gather(hidden, 1, index),)
+
+        handle = self.model.get_output_embeddings().register_forward_pre_hook(gather)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _masks(
+        self, full: torch.Tensor, sliding: torch.Tensor | None
+    ) -> torch.Tensor | Mapping[str, torch.Tensor]:
+        """As transformers' decoders take them: one for all layers, or one for each kind of them."""
+        if sliding is None:
+            return full
+        if self._kinds == {SLIDING_ATTENTION}:
+            return sliding
+        return {FULL_ATTENTION: full, SLIDING_ATTENTION: sliding}
 
     def _embed(self, input_ids: torch.Tensor, lookahead_embeddings: torch.Tensor) -> torch.Tensor:
         """Two lookups and a choice, so that neither table is ever copied."""

@@ -54,7 +54,7 @@ class ExpectedWeights:
             return None
         arrays = [self._arrays[key] for key in keys]
         whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-        return whole.T if name.is_transposed else whole
+        return whole.swapaxes(-1, -2) if name.is_transposed else whole
 
     def missing(self, stored_names: Collection[str]) -> Iterator[str]:
         """The weights that stored ones of these names do not hold; a tied one needs one name."""

@@ -49,7 +49,8 @@ _SEED: Final = 4711
 def write_cpu_variant(path: Path, contract: Contract, precision: Precision) -> GraphVariant | None:
     """Write the graph for ONNX Runtime's CPU provider; both share the weights' file.
 
-    It has no `CPU_OMITS`. Where it computes in float32 it is lean as well, see `lean`.
+    It has no `CPU_OMITS`. Where it computes in float32 it is lean as well, see `lean`, but for
+    models whose scores are softcapped: their attention is no operator that could be rewritten.
 
     Args:
         path: the portable graph.
@@ -69,7 +70,8 @@ def write_cpu_variant(path: Path, contract: Contract, precision: Precision) -> G
     model = ir.load(path)
     kept = [output for output in model.graph.outputs if output.name not in CPU_OMITS]
     model.graph.outputs[:] = kept
-    if contract.compute_dtype is Dtype.FLOAT32:
+    has_attention = any(node.op_type == "Attention" for node in model.graph)
+    if contract.compute_dtype is Dtype.FLOAT32 and has_attention:
         variant = variant.model_copy(
             update={
                 "kv_order": KvOrder.SEQUENCE_MAJOR,

@@ -149,7 +149,7 @@ def _expected_shape(source: WeightSource, shape: tuple[int, ...]) -> tuple[int, 
             rows, blocks = shape[::-1] if source.transposed else shape
             return (rows, blocks * BLOCK_SIZE)
         case _:
-            return shape[::-1] if source.transposed else shape
+            return (*shape[:-2], *shape[:-3:-1]) if source.transposed else shape
 
 
 def _check_finite(parameter: str, array: NDArray[np.float32]) -> None:
@@ -174,7 +174,7 @@ def _make_floats(
             f"tensor {source.parameters[0]} has a value of size {_largest(array):.4g}, which "
             f"{dtype} cannot hold; build with --precision {Precision.BF16} or {Precision.FP32}"
         )
-    turned = array.T if source.transposed else array
+    turned = array.swapaxes(-1, -2) if source.transposed else array
     if dtype is Dtype.FLOAT32:
         return ir.Tensor(np.ascontiguousarray(turned))
     return ir.Tensor(to_stored(turned, dtype), dtype=ir_dtype)

@@ -20,6 +20,8 @@ from la_export.quantize.smoothing import Seam, Smoothing, make_smoothing
 
 __all__ = ["calibrate", "find_rotation", "find_seams"]
 
+# Llama's decoder: two norms a layer with plain gains, each read by linear layers alone.
+_TURNED_FAMILIES: Final = frozenset({"llama", "mistral", "qwen2", "qwen3", "smollm3"})
 _SEED: Final = 1729
 _SEQUENCES: Final = 8
 _TOKENS: Final = 64
@@ -52,7 +54,8 @@ def find_seams(model: PreTrainedModel) -> tuple[Seam, ...]:
     """Values before the output, up before down, in every layer.
 
     They are the only projections whose channels nothing but a product follows: what is before a
-    softmax or an activation function cannot be scaled.
+    softmax or an activation function cannot be scaled. A layer whose projections are joined, or
+    are those of experts, has none.
     """
     decoder = model.get_decoder()
     prefix = next(name for name, module in model.named_modules() if module is decoder)
@@ -61,20 +64,37 @@ def find_seams(model: PreTrainedModel) -> tuple[Seam, ...]:
     for index, layer in enumerate(decoder.layers):
         place = f"{prefix}.layers.{index}."
         attention, mlp = place + "self_attn.", place + "mlp."
-        seams += [
-            Seam(
-                before=attention + "v_proj",
-                after=attention + "o_proj",
-                repeats=groups,
-                width=layer.self_attn.head_dim,
-            ),
-            Seam(before=mlp + "up_proj", after=mlp + "down_proj"),
-        ]
+        if _has_linear(layer, "self_attn.v_proj") and _has_linear(layer, "self_attn.o_proj"):
+            seams.append(
+                Seam(
+                    before=attention + "v_proj",
+                    after=attention + "o_proj",
+                    repeats=groups,
+                    width=layer.self_attn.head_dim,
+                )
+            )
+        if _has_linear(layer, "mlp.up_proj") and _has_linear(layer, "mlp.down_proj"):
+            seams.append(Seam(before=mlp + "up_proj", after=mlp + "down_proj"))
     return tuple(seams)
 
 
-def find_rotation(model: PreTrainedModel) -> Rotation:
-    """Everything that reads or writes the residual stream of a pre-norm decoder."""
+def _has_linear(layer: nn.Module, name: str) -> bool:
+    """Whether it has this linear layer."""
+    try:
+        return isinstance(layer.get_submodule(name), nn.Linear)
+    except AttributeError:
+        return False
+
+
+def find_rotation(model: PreTrainedModel) -> Rotation | None:
+    """Everything that reads or writes the residual stream of a pre-norm decoder.
+
+    Returns:
+        None for a model that norms what a layer adds, or scales it, or joins its projections: there
+        the turn cannot be folded into weights.
+    """
+    if model.config.model_type not in _TURNED_FAMILIES:
+        return None
     decoder = model.get_decoder()
     names = {module: str(name) for name, module in model.named_modules()}
     gains = {f"{names[decoder.norm]}.weight": decoder.norm}

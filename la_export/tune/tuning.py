@@ -15,7 +15,6 @@ from pydantic import ValidationError
 from transformers import PreTrainedModel
 
 from la_export.checkpoint import Checkpoint, ModelSource, find_model, load_checkpoint
-from la_export.checkpoint.checkpoint import EMBEDDING
 from la_export.checkpoint.facts import count_parameters, make_model_facts
 from la_export.checkpoint.tokenizer_files import TokenizerFiles, read_tokenizer
 from la_export.host import available_memory_bytes
@@ -164,7 +163,7 @@ def _tune(options: TuneOptions, progress: TuneProgress, *, began: float) -> Tune
     )
     out = _check_out(options.out or _ENGINES / f"{source.name}-lookahead.safetensors")
     state = _open_state(out, options, facts)
-    vectors = make_untuned_vectors(checkpoint.read(EMBEDDING), options.k)
+    vectors = make_untuned_vectors(checkpoint.embeddings(), options.k)
     model = prepare_model(checkpoint)
     length = min(options.text_tokens, checkpoint.context)
     frame = _read_frame(tokenizer, facts, length)
@@ -219,11 +218,20 @@ def _tune(options: TuneOptions, progress: TuneProgress, *, began: float) -> Tune
 
 
 def _load(source: ModelSource, text_tokens: int) -> Checkpoint:
-    """A window that is wider than a text hides nothing of it."""
-    try:
-        return load_checkpoint(source, context=None)
-    except UnsupportedModelError:
-        return load_checkpoint(source, context=text_tokens)
+    """A window that is no narrower than a text hides nothing of it.
+
+    Raises:
+        UnsupportedModelError: it is narrower.
+    """
+    checkpoint = load_checkpoint(source, context=None)
+    if checkpoint.window is not None:
+        checkpoint = load_checkpoint(source, context=text_tokens)
+    if checkpoint.window is not None:
+        raise UnsupportedModelError(
+            f"some layers see {checkpoint.window} tokens, fewer than a text of {text_tokens}; "
+            f"tune with --text-tokens {checkpoint.window} or less"
+        )
+    return checkpoint
 
 
 def _check_out(out: Path) -> Path:

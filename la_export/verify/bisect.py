@@ -28,7 +28,7 @@ from la_runtime.bundle import Bundle
 from la_runtime.contract import CacheForm, Contract, Name
 from la_runtime.errors import BundleError, UsageError
 from la_runtime.layout import make_rows
-from la_runtime.masks import make_attention_mask
+from la_runtime.masks import make_attention_mask, make_sliding_mask, place_keys
 from la_runtime.storage import storage_dtype, stored_masked_value
 
 __all__ = ["Departure", "PointDifference", "find_departure"]
@@ -241,6 +241,20 @@ def _make_feeds(
         Name.LOOKAHEAD_EMBEDDINGS: vectors,
         Name.LOGITS_ROWS: np.arange(count)[None],
     }
+    if contract.window is not None:
+        positions = np.asarray([position_ids], np.int64)
+        feeds[Name.SLIDING_ATTENTION_MASK] = make_sliding_mask(
+            mask,
+            positions,
+            place_keys(
+                positions,
+                np.arange(count)[None],
+                block_columns=np.zeros(1, np.int64),
+                num_keys=mask.shape[3],
+            ),
+            window=contract.window,
+            masked=stored_masked_value(contract.compute_dtype),
+        )
     if contract.cache_form is CacheForm.SCATTER:
         feeds[Name.WRITE_INDEX] = np.zeros(1, np.int64)
     feeds.update(dict.fromkeys(contract.past_names, empty))

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from la_runtime.backends.base import Backend, CacheSizing, CacheState, Outputs, StepInputs
 from la_runtime.bundle import Bundle
 from la_runtime.contract import CacheForm, masked_value
-from la_runtime.storage import to_stored
+from la_runtime.masks import make_sliding_mask
+from la_runtime.storage import stored_masked_value, to_stored
 
 __all__ = ["OwnReference", "Reference", "SourceModel"]
 
@@ -151,15 +152,30 @@ class OwnReference:
         seen[:, :start] = True
         seen[:, first : first + count] = np.tri(count, dtype=np.bool_)
         mask = np.where(seen, 0.0, masked_value(contract.compute_dtype))
+        stored = to_stored(mask[None, None], contract.compute_dtype)
+        row_positions = np.asarray([positions], dtype=np.int64)
+        sliding = None
+        if contract.window is not None:
+            # What is cached is what came before in one text.
+            keys = np.arange(seen.shape[1]) + (int(row_positions[0, 0]) - start)
+            keys[first : first + count] = row_positions[0]
+            sliding = make_sliding_mask(
+                stored,
+                row_positions,
+                keys[None],
+                window=contract.window,
+                masked=stored_masked_value(contract.compute_dtype),
+            )
         scores = self._backend.forward(
             state,
             StepInputs(
                 input_ids=np.asarray([token_ids], dtype=np.int64),
-                position_ids=np.asarray([positions], dtype=np.int64),
-                attention_mask=to_stored(mask[None, None], contract.compute_dtype),
+                position_ids=row_positions,
+                attention_mask=stored,
                 logits_rows=np.arange(count)[None],
                 outputs=Outputs.LOGITS,
                 columns=np.arange(count)[None],
+                sliding_attention_mask=sliding,
             ),
         )
         logits: NDArray[np.float32] = scores.logits()[0].copy()

@@ -23,7 +23,7 @@ from la_export.checkpoint import (
     load_checkpoint,
     name_place,
 )
-from la_export.checkpoint.facts import count_norms
+from la_export.checkpoint.facts import count_operators
 from la_export.graph.check import check_graph_file
 from la_export.graph.passes.names import read_name
 from la_export.graph.stored_weights import ExpectedWeights
@@ -165,7 +165,7 @@ class CheckpointSource:
         """The portable graph against the contract; variants against it or, lean, like it."""
         manifest = bundle.manifest
         path = bundle.path(manifest.graph)
-        found = check_graph_file(path, manifest.contract, num_norms=count_norms(self._checkpoint))
+        found = check_graph_file(path, manifest.contract, count_operators(self._checkpoint))
         results = check_variants(
             path,
             [(bundle.path(variant.path), variant) for variant in manifest.variants],

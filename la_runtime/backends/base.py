@@ -73,6 +73,8 @@ class StepInputs:
         outputs: which scores will be read.
         columns: [batch, block] int64, where each row's key stands in the mask, counted from the
             column of the sequence's first row.
+        sliding_attention_mask: likewise, of layers with a sliding window; None where the contract
+            has none.
     """
 
     input_ids: NDArray[np.int64]
@@ -81,6 +83,7 @@ class StepInputs:
     logits_rows: NDArray[np.int64]
     outputs: Outputs
     columns: NDArray[np.int64]
+    sliding_attention_mask: NDArray[np.generic] | None = None
 
 
 class Scores(Protocol):

@@ -23,6 +23,7 @@ from la_runtime.hashing import mix
 __all__ = ["FakeBackend"]
 
 _NUM_LAYERS = 2
+_SLIDING_LAYER = 1
 _ORACLE_LOGIT = 100.0
 _LOGIT_RANGE = 16.0
 _CAPACITY_STEP = 16
@@ -172,6 +173,7 @@ class FakeBackend:
         capacity: fixed places of a cache in form `scatter`; None for any number.
         max_block: rows that a pass may have; None for any number.
         row_places: where the rows of a block are written.
+        window: positions that a row sees in the last layer; None for all.
     """
 
     def __init__(
@@ -186,6 +188,7 @@ class FakeBackend:
         capacity: int | None = None,
         max_block: int | None = None,
         row_places: RowPlaces = RowPlaces.BEHIND,
+        window: int | None = None,
     ) -> None:
         self.contract = Contract(
             cache_form=cache_form,
@@ -198,6 +201,7 @@ class FakeBackend:
             vocab_size=vocab_size,
             k_max=k_max,
             top_c=min(8, vocab_size),
+            window=window,
         )
         self.widths = widths
         self.limits = PassLimits(block=max_block)
@@ -221,6 +225,8 @@ class FakeBackend:
         values = self._embed(inputs.input_ids) ^ mix(inputs.position_ids.astype(np.uint64))
         state.block = np.empty((_NUM_LAYERS, *values.shape), dtype=np.uint64)
         for layer in range(_NUM_LAYERS):
+            if layer == _SLIDING_LAYER and inputs.sliding_attention_mask is not None:
+                seen = inputs.sliding_attention_mask[:, 0] == 0
             values = mix(values + np.uint64(layer))  # [batch, block]
             keys = state.keys(layer, values)  # [batch, keys]
             attended = np.where(seen, keys[:, None, :], np.uint64(0)).sum(axis=2, dtype=np.uint64)

@@ -37,6 +37,7 @@ _MOST_KEPT_BYTES = 1 << 20
 _INPUT_IDS: Final = Name.INPUT_IDS
 _POSITION_IDS: Final = Name.POSITION_IDS
 _ATTENTION_MASK: Final = Name.ATTENTION_MASK
+_SLIDING_ATTENTION_MASK: Final = Name.SLIDING_ATTENTION_MASK
 _LOGITS_ROWS: Final = Name.LOGITS_ROWS
 _LOOKAHEAD_EMBEDDINGS: Final = Name.LOOKAHEAD_EMBEDDINGS
 
@@ -154,6 +155,8 @@ class PassBinding:
         self.bind_input(_INPUT_IDS, inputs.input_ids)
         self.bind_input(_POSITION_IDS, inputs.position_ids)
         self.bind_input(_ATTENTION_MASK, inputs.attention_mask)
+        if inputs.sliding_attention_mask is not None:
+            self.bind_input(_SLIDING_ATTENTION_MASK, inputs.sliding_attention_mask)
         self.bind_input(_LOGITS_ROWS, inputs.logits_rows)
         self.bind_input(_LOOKAHEAD_EMBEDDINGS, vectors)
 

@@ -245,6 +245,7 @@ def probe_placement(backend: OrtCudaBackend, *, provider: str) -> None:
             input_ids=zeros[Name.INPUT_IDS],
             position_ids=zeros[Name.POSITION_IDS],
             attention_mask=zeros[Name.ATTENTION_MASK],
+            sliding_attention_mask=zeros.get(Name.SLIDING_ATTENTION_MASK),
             logits_rows=zeros[Name.LOGITS_ROWS],
             outputs=Outputs.TOP | Outputs.LOGSUMEXP | Outputs.LOGITS,
             columns=np.broadcast_to(np.arange(sizes[Axis.BLOCK]), zeros[Name.INPUT_IDS].shape),

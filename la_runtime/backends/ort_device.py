@@ -31,6 +31,7 @@ _COPIED: Final = (
     Name.INPUT_IDS,
     Name.POSITION_IDS,
     Name.ATTENTION_MASK,
+    Name.SLIDING_ATTENTION_MASK,
     Name.LOGITS_ROWS,
     Name.WRITE_INDEX,
 )
@@ -187,6 +188,8 @@ class DevicePass:
             Name.LOGITS_ROWS: inputs.logits_rows,
             Name.WRITE_INDEX: cache.lengths,
         }
+        if inputs.sliding_attention_mask is not None:
+            arrays[Name.SLIDING_ATTENTION_MASK] = inputs.sliding_attention_mask
         tensors = {
             spec.name: _Tensor(spec.dtype, arrays[spec.name].shape) for spec in self._input_specs
         }

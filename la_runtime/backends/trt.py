@@ -249,6 +249,8 @@ class TrtBackend:
         self._inputs[Name.INPUT_IDS].put(inputs.input_ids)
         self._inputs[Name.POSITION_IDS].put(inputs.position_ids)
         self._inputs[Name.ATTENTION_MASK].put(inputs.attention_mask)
+        if inputs.sliding_attention_mask is not None:
+            self._inputs[Name.SLIDING_ATTENTION_MASK].put(inputs.sliding_attention_mask)
         self._inputs[Name.LOGITS_ROWS].put(logits_rows)
         if self._is_scatter:
             last = int(state.lengths.max()) + inputs.input_ids.shape[1]

@@ -51,6 +51,8 @@ __all__ = [
 
 VOCAB_SIZE: Final = 320
 K_MAX: Final = 6
+# Positions that a row sees in the toy model's last layer, by the case's index.
+WINDOWS: Final = (None, None, 7, 3)
 LONGEST_PROMPT: Final = 16
 MOST_NEW_TOKENS: Final = 14
 # Of a pass over a cache of fixed capacity; the widest step has 49.
@@ -132,6 +134,7 @@ class Case:
 
     index: int
     model_seed: int
+    window: int | None
     requests: tuple[Request, ...]
     eos_token_ids: tuple[int, ...]
     context: int
@@ -211,6 +214,7 @@ class SlowDecoder:
         params: SamplingParams,
         *,
         model_seed: int,
+        window: int | None,
         held_back: Collection[int] = (),
     ) -> Future:
         """Up to `BEYOND` tokens further than asked for.
@@ -219,9 +223,10 @@ class SlowDecoder:
             prompt: token ids.
             params: of the request.
             model_seed: chooses the toy model.
+            window: of its last layer.
             held_back: tokens that `min_new_tokens` forbids.
         """
-        backend = FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX, seed=model_seed)
+        backend = FakeBackend(vocab_size=VOCAB_SIZE, k_max=K_MAX, seed=model_seed, window=window)
         params = replace(params, logprobs=None)
         token_ids = list(prompt)
         choices, logits = [], []
@@ -328,6 +333,7 @@ def make_case(index: int, slow: SlowDecoder) -> tuple[Case, list[Truth]]:
     """The case of this index, and what each of its requests must give."""
     rng = np.random.default_rng([_SEED, index])
     model_seed = int(rng.integers(4))
+    window = WINDOWS[index % len(WINDOWS)]
     batch = int(rng.choice([1, 2, 3, 4], p=[0.4, 0.3, 0.2, 0.1]))
     prompts = [
         tuple(rng.integers(VOCAB_SIZE, size=rng.integers(1, LONGEST_PROMPT + 1)).tolist())
@@ -338,7 +344,7 @@ def make_case(index: int, slow: SlowDecoder) -> tuple[Case, list[Truth]]:
         for _ in prompts
     ]
     futures = [
-        slow.look_ahead(prompt, wish, model_seed=model_seed)
+        slow.look_ahead(prompt, wish, model_seed=model_seed, window=window)
         for prompt, wish in zip(prompts, wishes, strict=True)
     ]
     eos = draw_ends(rng, futures[0].token_ids, VOCAB_SIZE, most=3)
@@ -353,7 +359,9 @@ def make_case(index: int, slow: SlowDecoder) -> tuple[Case, list[Truth]]:
         )
         if params.min_new_tokens:
             held_back = {*params.stop_token_ids, *(() if params.ignore_eos else eos)}
-            future = slow.look_ahead(prompt, params, model_seed=model_seed, held_back=held_back)
+            future = slow.look_ahead(
+                prompt, params, model_seed=model_seed, window=window, held_back=held_back
+            )
         end = find_end(
             prompt,
             future.token_ids,
@@ -383,6 +391,7 @@ def make_case(index: int, slow: SlowDecoder) -> tuple[Case, list[Truth]]:
     case = Case(
         index=index,
         model_seed=model_seed,
+        window=window,
         requests=tuple(requests),
         eos_token_ids=eos,
         context=context,
@@ -543,6 +552,7 @@ def check_case(
         vocab_size=VOCAB_SIZE,
         k_max=K_MAX,
         seed=case.model_seed,
+        window=case.window,
         slot_oracle=told,
         cache_form=case.cache_form,
         capacity=case.capacity,

@@ -178,6 +178,7 @@ def test_a_pass_written_over_earlier_ones_equals_one_written_alone(data, is_scat
         vocab_size=VOCAB_SIZE,
         k_max=2,
         cache_form=CacheForm.SCATTER if is_scatter else CacheForm.CONCAT,
+        window=data.draw(st.sampled_from([None, 1, 4])),
     ).contract
     options = {"context": 20, "widths": widths, "least_scored": data.draw(st.integers(1, 3))}
     writer = BlockWriter(contract, **options)
@@ -209,7 +210,14 @@ def test_a_pass_written_over_earlier_ones_equals_one_written_alone(data, is_scat
 
         alone = make_step_inputs(parts, state, contract, outputs=outputs, **options)
         assert found.outputs is alone.outputs
-        for name in ("input_ids", "position_ids", "attention_mask", "logits_rows"):
+        assert (found.sliding_attention_mask is None) == (contract.window is None)
+        for name in (
+            "input_ids",
+            "position_ids",
+            "attention_mask",
+            "sliding_attention_mask",
+            "logits_rows",
+        ):
             np.testing.assert_array_equal(getattr(found, name), getattr(alone, name), name)
 
 

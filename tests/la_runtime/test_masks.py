@@ -7,7 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from la_runtime.layout import Group, Layout, StepRows, make_rows
-from la_runtime.masks import advance_attention_mask, make_attention_mask
+from la_runtime.masks import (
+    advance_attention_mask,
+    make_attention_mask,
+    make_sliding_mask,
+    place_keys,
+)
 
 MASKED = np.float32(-1e9)
 
@@ -141,3 +146,65 @@ def test_an_advanced_mask_equals_one_made_anew(rows, length, growth, is_scatter)
     )
 
     assert np.array_equal(mask, make(length + growth))
+
+
+@given(
+    cached=st.integers(0, 9),
+    gap=st.integers(0, 3),
+    num_drafts=st.integers(0, 3),
+    k=st.integers(0, 3),
+    window=st.integers(1, 14),
+)
+def test_a_window_shows_of_what_is_seen_the_positions_that_are_near(
+    cached, gap, num_drafts, k, window
+):
+    """Whatever column a key stands in; a slot's position is not its column."""
+    drafts = tuple(range(num_drafts))
+    rows = make_rows(1, drafts, Layout.FULL.groups(num_drafts, k))
+    first = cached + gap
+    positions = cached + rows.offsets[np.newaxis]
+    mask = make_attention_mask(
+        [rows],
+        np.array([cached]),
+        block_columns=np.array([first]),
+        num_keys=first + rows.num_rows,
+        block_len=rows.num_rows,
+        masked=MASKED,
+    )
+    keys = place_keys(
+        positions,
+        rows.columns[np.newaxis],
+        block_columns=np.array([first]),
+        num_keys=mask.shape[3],
+    )
+
+    found = make_sliding_mask(mask, positions, keys, window=window, masked=MASKED)
+
+    stands_at = dict(enumerate(range(cached))) | {
+        first + int(column): int(position)
+        for column, position in zip(rows.columns, positions[0], strict=True)
+    }
+    for row, position in enumerate(positions[0]):
+        near = {column for column, p in stands_at.items() if position - p < window}
+        seen = set(np.flatnonzero(mask[0, 0, row] == 0))
+        assert set(np.flatnonzero(found[0, 0, row] == 0)) == seen & near
+
+
+def test_a_window_as_long_as_the_text_hides_nothing():
+    rows = make_rows(5, (), (Group(0, 2),))
+    mask = make_attention_mask(
+        [rows],
+        np.zeros(1, np.int64),
+        block_columns=np.zeros(1, np.int64),
+        num_keys=7,
+        block_len=7,
+        masked=MASKED,
+    )
+    positions = rows.offsets[np.newaxis]
+    keys = place_keys(
+        positions, rows.columns[np.newaxis], block_columns=np.zeros(1, np.int64), num_keys=7
+    )
+
+    found = make_sliding_mask(mask, positions, keys, window=7, masked=MASKED)
+
+    assert np.array_equal(found, mask)

@@ -21,7 +21,12 @@ CONTEXT = 200
 def next_logits(backend: FakeBackend, token_ids: Sequence[int]) -> np.ndarray:
     """[vocab_size] logits after a prefix: one causal pass without a cache."""
     length = len(token_ids)
-    mask = np.where(np.tri(length, dtype=bool), 0.0, -1e9).astype(np.float32)
+    causal = np.tri(length, dtype=bool)
+    mask = np.where(causal, 0.0, -1e9).astype(np.float32)
+    sliding = None
+    if (window := backend.contract.window) is not None:
+        near = np.triu(np.ones_like(causal), 1 - window)
+        sliding = np.where(causal & near, 0.0, -1e9).astype(np.float32)[None, None]
     state = backend.allocate(1, CacheSizing.EXACT)
     scores = backend.forward(
         state,
@@ -32,6 +37,7 @@ def next_logits(backend: FakeBackend, token_ids: Sequence[int]) -> np.ndarray:
             logits_rows=np.asarray([[length - 1]]),
             outputs=Outputs.LOGITS,
             columns=np.arange(length)[None],
+            sliding_attention_mask=sliding,
         ),
     )
     return scores.logits()[0, 0]

@@ -18,6 +18,7 @@ from la_runtime.contract import Contract, Name, TensorSpec
 
 __all__ = ["store_sequence_major"]
 
+_JOINS: Final = ("Concat", "TensorScatter")
 _HEADS_TO_FRONT: Final = [0, 2, 1, 3]
 
 
@@ -51,7 +52,8 @@ class _Layer:
         self._places = places
         inputs = {str(value.name): value for value in graph.inputs}
         self._names = portable.past_names[2 * layer : 2 * layer + 2]
-        self._joins = [_only_consumer(inputs[name]) for name in self._names]
+        self._pasts = [inputs[name] for name in self._names]
+        self._joins = [_only_consumer(past, *_JOINS) for past in self._pasts]
         self._present_names = (2 * layer, 2 * layer + 2)
         self.attention = _only_consumer(self._joins[0].outputs[0], "Attention")
 
@@ -61,8 +63,11 @@ class _Layer:
         """New nodes in front of the layer's attention; what they replace is left unused."""
         places = []
         present_names = lean.present_names[slice(*self._present_names)]
-        for name, present_name, join in zip(self._names, present_names, self._joins, strict=True):
+        for name, old, present_name, join in zip(
+            self._names, self._pasts, present_names, self._joins, strict=True
+        ):
             past = pasts[name] = ir.Value(name=name)
+            _read_batch_from(old, past)
             block = join.inputs[1]
             assert block is not None, "the block joins the past"
             present = self._add(
@@ -101,7 +106,10 @@ class _Layer:
         is_turned = node.op_type == "Transpose" and (
             list(node.attributes["perm"].as_ints()) == _HEADS_TO_FRONT
         )
-        assert is_turned, f"{node.op_type} between projection and attention"
+        if not is_turned:  # rotations computed in the open, on heads
+            turned = self._add("Transpose", [value], {"perm": _HEADS_TO_FRONT})
+            flat = add_integers(self._graph, [0, 0, -1])
+            return self._add("Reshape", [turned, flat], {})
         split = source.producer()
         if split is not None and split.op_type == "Reshape":
             assert split.inputs[0] is not None, "what is reshaped is there"
@@ -157,8 +165,20 @@ def _constant(value: ir.Value | None) -> list[int]:
     return [int(number) for number in value.const_value.numpy()]
 
 
-def _only_consumer(value: ir.Value, operator: str | None = None) -> ir.Node:
-    nodes = [node for node in value.consumers() if operator in (None, node.op_type)]
+def _read_batch_from(old: ir.Value, new: ir.Value) -> None:
+    """A batch's size that was read from the cache's shape is still its first axis."""
+    for node, index in list(old.uses()):
+        if node.op_type == "Shape":
+            is_batch = node.attributes.get_int("start", 0) == 0 and (
+                node.attributes.get_int("end", 0) == 1
+            )
+            assert is_batch, f"{node.name} reads the batch alone"
+            node.replace_input_with(index, new)
+
+
+def _only_consumer(value: ir.Value, *operators: str) -> ir.Node:
+    """The only reader of a value, among readers of these kinds if any are given."""
+    nodes = [n for n in value.consumers() if not operators or n.op_type in operators]
     assert len(nodes) == 1, f"{value.name} has {len(nodes)} readers, expected one"
     return nodes[0]
 

@@ -15,7 +15,8 @@ from la_export.graph.step_graph import StepGraph
 
 __all__ = ["store_weights_transposed"]
 
-_SWAP: Final = [1, 0]
+# Of a matrix, and of one matrix for each expert.
+_SWAPS: Final = ([1, 0], [0, 2, 1])
 
 
 def store_weights_transposed(step_graph: StepGraph) -> None:
@@ -31,14 +32,14 @@ def store_weights_transposed(step_graph: StepGraph) -> None:
 
 
 def _is_swap(node: ir.Node) -> bool:
-    return node.op_type == "Transpose" and list(node.attributes["perm"].as_ints()) == _SWAP
+    return node.op_type == "Transpose" and (list(node.attributes["perm"].as_ints()) in _SWAPS)
 
 
 def _add_transposed(step_graph: StepGraph, name: str, value: ir.Value) -> ir.Value:
     assert value.shape is not None, f"weight {name} has no shape"
-    rows, columns = value.shape
+    *experts, rows, columns = value.shape
     stored = ir.Value(
-        name=name + TRANSPOSED_SUFFIX, type=value.type, shape=ir.Shape([columns, rows])
+        name=name + TRANSPOSED_SUFFIX, type=value.type, shape=ir.Shape([*experts, columns, rows])
     )
     step_graph.graph.inputs.append(stored)
     source = step_graph.weights[name]

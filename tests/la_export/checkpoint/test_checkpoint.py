@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from la_export.checkpoint import Checkpoint, find_model, load_checkpoint
-from la_export.checkpoint.facts import count_norms, make_contract, make_model_facts
+from la_export.checkpoint.facts import count_operators, make_contract, make_model_facts
 from la_runtime.errors import CheckpointError, UnsupportedModelError
 from tests.tiny_models import make_tiny_config, make_tiny_model
 
@@ -242,7 +242,7 @@ def test_pickle_with_something_else_than_tensors_is_refused(
 def test_normalizations_are_counted_with_those_of_the_heads(
     make_checkpoint: Callable[..., Path], family: str, norms: int
 ) -> None:
-    assert count_norms(_load(make_checkpoint(family))) == norms
+    assert count_operators(_load(make_checkpoint(family))).norms == norms
 
 
 def test_rotary_facts_leave_out_what_is_null(make_checkpoint: Callable[..., Path]) -> None:

@@ -155,9 +155,11 @@ def test_pickle_weights_are_refused(make_checkpoint: Callable[..., Path]) -> Non
 
 
 def test_unsupported_model_is_refused(make_checkpoint: Callable[..., Path]) -> None:
-    folder = make_checkpoint("mistral", sliding_window=64)
+    folder = make_checkpoint()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"kv_lora_rank": 8}))
     _assert_fails(
-        _run("build", "--model", str(folder)), ExitCode.FAILED, "active sliding window", "'mistral'"
+        _run("build", "--model", str(folder)), ExitCode.FAILED, "latent attention", "'llama'"
     )
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
 from la_export.graph.attention import attention_forward
 from la_runtime.errors import UnsupportedModelError
@@ -31,7 +32,19 @@ def test_grouped_attention_equals_pytorch() -> None:
     torch.testing.assert_close(found, expected.transpose(1, 2))
 
 
-@pytest.mark.parametrize("feature", ["softcap", "sliding_window", "s_aux", "something_new"])
+def test_capped_scores_are_eager_attention_s() -> None:
+    query, key, value, mask = _inputs()
+    found, _ = attention_forward(
+        torch.nn.Identity(), query, key, value, mask, scaling=0.3, softcap=0.7
+    )
+
+    layer = torch.nn.Identity()
+    layer.num_key_value_groups = query.shape[1] // key.shape[1]  # type: ignore[assignment]
+    expected, _ = eager_attention_forward(layer, query, key, value, mask, scaling=0.3, softcap=0.7)
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("feature", ["s_aux", "something_new"])
 def test_unknown_feature_is_refused_by_name(feature: str) -> None:
     features: dict[str, Any] = {feature: 4.0}
     with pytest.raises(UnsupportedModelError, match=f"attention feature {feature}"):

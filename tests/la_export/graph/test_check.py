@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
+from la_export.checkpoint.facts import OperatorCounts
 from la_export.graph.check import check_graph_file
 from la_export.graph.weights import WEIGHTS_FILE
 from la_export.options import Precision
@@ -18,7 +20,7 @@ from la_runtime.errors import CheckError
 from tests.la_export.conftest import Form
 
 # Two a layer and the last one.
-NUM_NORMS = 5
+COUNTS = OperatorCounts(attentions=2, rotations=4, tables=1, norms=5)
 
 
 @pytest.fixture
@@ -59,7 +61,7 @@ def _node(model: onnx.ModelProto, operator: str) -> onnx.NodeProto:
 
 
 def test_good_graph_passes(path: Path, contract: Contract) -> None:
-    result = check_graph_file(path, contract, num_norms=NUM_NORMS)
+    result = check_graph_file(path, contract, COUNTS)
     assert result.value == result.bound == 0.0
 
 
@@ -129,25 +131,25 @@ def test_planted_fault_is_named(
 ) -> None:
     _edit(path, fault)
     with pytest.raises(CheckError, match=message):
-        check_graph_file(path, contract, num_norms=NUM_NORMS)
+        check_graph_file(path, contract, COUNTS)
 
 
 def test_truncated_weights_are_noticed(path: Path, contract: Contract) -> None:
     data = path.parent / WEIGHTS_FILE
     data.write_bytes(data.read_bytes()[:-4096])
     with pytest.raises(CheckError):
-        check_graph_file(path, contract, num_norms=NUM_NORMS)
+        check_graph_file(path, contract, COUNTS)
 
 
 def test_missing_weights_are_noticed(path: Path, contract: Contract) -> None:
     (path.parent / WEIGHTS_FILE).unlink()
     with pytest.raises(CheckError, match=r"onnx\.checker"):
-        check_graph_file(path, contract, num_norms=NUM_NORMS)
+        check_graph_file(path, contract, COUNTS)
 
 
 def test_normalization_that_was_not_fused_is_noticed(path: Path, contract: Contract) -> None:
     with pytest.raises(CheckError, match="5 RMSNormalization operators, expected 9"):
-        check_graph_file(path, contract, num_norms=9)
+        check_graph_file(path, contract, replace(COUNTS, norms=9))
 
 
 def _newer_opset(model: onnx.ModelProto) -> None:
@@ -211,7 +213,7 @@ def test_planted_fault_of_a_half_precision_scatter_graph_is_named(
     path, contract = in_form((Precision.FP16, CacheForm.SCATTER))
     _edit(path, fault)
     with pytest.raises(CheckError, match=message):
-        check_graph_file(path, contract, num_norms=NUM_NORMS)
+        check_graph_file(path, contract, COUNTS)
 
 
 def test_types_that_do_not_go_together_are_refused_by_the_checker(
@@ -223,7 +225,7 @@ def test_types_that_do_not_go_together_are_refused_by_the_checker(
 
     _edit(path, narrow)
     with pytest.raises(CheckError, match=r"refused by onnx\.checker"):
-        check_graph_file(path, contract, num_norms=NUM_NORMS)
+        check_graph_file(path, contract, COUNTS)
 
 
 def test_graph_of_another_precision_is_refused(
@@ -231,4 +233,4 @@ def test_graph_of_another_precision_is_refused(
 ) -> None:
     path, _ = in_form((Precision.BF16, CacheForm.CONCAT))
     with pytest.raises(CheckError, match=r"input attention_mask is .*BFLOAT16.*expected .*FLOAT"):
-        check_graph_file(path, contract, num_norms=NUM_NORMS)
+        check_graph_file(path, contract, COUNTS)

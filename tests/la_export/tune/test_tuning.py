@@ -13,7 +13,7 @@ from la_export.lookahead import read_lookaheads
 from la_export.tune.options import NO_RANK, TuneOptions, parse_adapter
 from la_export.tune.texts import TextFile
 from la_export.tune.tuning import STATE_SUFFIX, prepare_model, tune
-from la_runtime.errors import LookaheadError, UsageError
+from la_runtime.errors import LookaheadError, UnsupportedModelError, UsageError
 from la_runtime.layout import GroupMask
 from tests.tiny_models import make_tiny_checkpoint
 
@@ -197,6 +197,13 @@ def test_a_sliding_window_wider_than_the_texts_does_not_matter(tmp_path):
     report = tune(small(windowed, tmp_path / "t.safetensors"), Listener())
 
     assert report.path.exists()
+
+
+def test_texts_wider_than_a_sliding_window_are_refused(tmp_path):
+    windowed = make_tiny_checkpoint(tmp_path / "windowed", "mistral", sliding_window=32)
+
+    with pytest.raises(UnsupportedModelError, match=r"see 32 tokens.*--text-tokens 32"):
+        tune(small(windowed, tmp_path / "t.safetensors"), Listener())
 
 
 def test_an_adapter_is_read_from_its_name():

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from la_export.graph.passes.constant_reshapes import make_reshapes_constant
-from la_export.graph.passes.rounded_rotary import fuse_rounded_rotary
+from la_export.graph.passes.more_rotary import fuse_more_rotary
 from la_export.graph.passes.simplify import simplify
 from la_export.graph.passes.tied_head import share_tied_head
 from la_export.graph.passes.weight_transposes import store_weights_transposed
@@ -182,7 +182,7 @@ def test_rotation_with_rounded_tables_becomes_one_operator_over_them(
         "past_key": np.random.default_rng(0).normal(size=(1, 1, 3, 4)).astype(np.float32),
     }
     before = _run(step_graph, feeds)
-    fuse_rounded_rotary(step_graph)
+    fuse_more_rotary(step_graph)
     simplify(step_graph)
     operators = _operators(step_graph)
     assert operators.count("RotaryEmbedding") == operators.count("Cos") == 1
@@ -195,5 +195,5 @@ def test_rotation_with_rounded_tables_becomes_one_operator_over_them(
 
 def test_rotation_that_is_not_of_halves_is_left_alone(make_step_graph: MakeStepGraph) -> None:
     step_graph = _make_rotation(make_step_graph, "one")
-    fuse_rounded_rotary(step_graph)
+    fuse_more_rotary(step_graph)
     assert "RotaryEmbedding" not in _operators(step_graph)

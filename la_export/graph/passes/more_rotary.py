@@ -1,0 +1,119 @@
+"""Puts back `RotaryEmbedding` where cosine and sine are scaled, or rounded, or both.
+
+Angles are computed in float32. YaRN and LongRoPE scale cosine and sine; a model in half precision
+rounds them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from onnxscript.rewriter import RewriteRule, RewriteRuleSet
+from onnxscript.rewriter.rules.fusion._rotary_embedding import RotaryEmbedding23Fusion
+
+from la_export.graph.step_graph import StepGraph
+
+__all__ = ["fuse_more_rotary"]
+
+
+def fuse_more_rotary(step_graph: StepGraph) -> None:
+    """Fuse every rotation that `fusion` leaves; of most models in float32 there is none."""
+    _RULES.apply_to_model(step_graph.model)
+
+
+def _rounded(
+    op: Any,
+    x: Any,
+    freqs: Any,
+    start1: Any,
+    end1: Any,
+    start2: Any,
+    end2: Any,
+    one1: Any,
+    one2: Any,
+    dtype: Any,
+) -> Any:
+    """What transformers' code traces to."""
+    angles = op.Concat(freqs, freqs, axis=-1)
+    cos, sin = op.Cast(op.Cos(angles), to=dtype), op.Cast(op.Sin(angles), to=dtype)
+    return _rotate(op, x, (cos, one1), (sin, one2), (start1, end1), (start2, end2))
+
+
+def _scaled(
+    op: Any,
+    x: Any,
+    freqs: Any,
+    start1: Any,
+    end1: Any,
+    start2: Any,
+    end2: Any,
+    one1: Any,
+    one2: Any,
+    scale: Any,
+) -> Any:
+    angles = op.Concat(freqs, freqs, axis=-1)
+    cos, sin = op.Cos(angles) * scale, op.Sin(angles) * scale
+    return _rotate(op, x, (cos, one1), (sin, one2), (start1, end1), (start2, end2))
+
+
+def _scaled_and_rounded(
+    op: Any,
+    x: Any,
+    freqs: Any,
+    start1: Any,
+    end1: Any,
+    start2: Any,
+    end2: Any,
+    one1: Any,
+    one2: Any,
+    scale: Any,
+    dtype: Any,
+) -> Any:
+    angles = op.Concat(freqs, freqs, axis=-1)
+    cos = op.Cast(op.Cos(angles) * scale, to=dtype)
+    sin = op.Cast(op.Sin(angles) * scale, to=dtype)
+    return _rotate(op, x, (cos, one1), (sin, one2), (start1, end1), (start2, end2))
+
+
+def _rotate(
+    op: Any,
+    x: Any,
+    cos: tuple[Any, Any],
+    sin: tuple[Any, Any],
+    first: tuple[Any, Any],
+    second: tuple[Any, Any],
+) -> Any:
+    """Cosine and sine with the axis that they lack, and the bounds of each half of a head."""
+    start, behind = op.Slice(x, *first, [3], [1]), op.Slice(x, *second, [3], [1])
+    turned = op.Concat(op.Neg(behind), start, axis=-1)
+    return x * op.Unsqueeze(*cos) + turned * op.Unsqueeze(*sin)
+
+
+def _fuse_rounded(op: Any, x: Any, freqs: Any, dtype: Any, **_: Any) -> Any:
+    cos, sin = op.Cast(op.Cos(freqs), to=dtype), op.Cast(op.Sin(freqs), to=dtype)
+    return op.RotaryEmbedding(x, cos, sin, interleaved=0, num_heads=x.shape[1])
+
+
+def _fuse_scaled(op: Any, x: Any, freqs: Any, scale: Any, **_: Any) -> Any:
+    cos, sin = op.Mul(op.Cos(freqs), scale), op.Mul(op.Sin(freqs), scale)
+    return op.RotaryEmbedding(x, cos, sin, interleaved=0, num_heads=x.shape[1])
+
+
+def _fuse_scaled_and_rounded(op: Any, x: Any, freqs: Any, scale: Any, dtype: Any, **_: Any) -> Any:
+    cos = op.Cast(op.Mul(op.Cos(freqs), scale), to=dtype)
+    sin = op.Cast(op.Mul(op.Sin(freqs), scale), to=dtype)
+    return op.RotaryEmbedding(x, cos, sin, interleaved=0, num_heads=x.shape[1])
+
+
+# The float32 rule's own conditions: two equal halves, known heads.
+_CONDITIONS: Final = RotaryEmbedding23Fusion().check
+_RULES: Final = RewriteRuleSet(
+    [
+        RewriteRule(pattern, fused, _CONDITIONS, remove_nodes=False)
+        for pattern, fused in (
+            (_rounded, _fuse_rounded),
+            (_scaled, _fuse_scaled),
+            (_scaled_and_rounded, _fuse_scaled_and_rounded),
+        )
+    ]
+)
