@@ -60,6 +60,7 @@ from la_export.quantize.smoothing_file import SMOOTHING_PATH, write_smoothing
 from la_export.recipe import Recipe, make_recipe
 from la_export.reference import TorchReference
 from la_export.stages import Clock, Progress, SilentProgress, Stage, StageReport
+from la_export.streamed_model import HeldWeights, stream_weights
 from la_export.torch_threads import torch_threads
 from la_runtime.bundle import (
     GRAPH_PATH,
@@ -284,7 +285,15 @@ def _calibrate(options: BuildOptions, inputs: _Inputs, clock: Clock) -> Smoothin
     if not options.is_smoothed:
         return NO_SMOOTHING
     with clock.stage(Stage.CALIBRATE):
-        return calibrate(inputs.checkpoint.load_model())
+        checkpoint = inputs.checkpoint
+        if not checkpoint.is_large:
+            return calibrate(checkpoint.load_model())
+        model = checkpoint.make_skeleton()
+        held = HeldWeights.of_model(
+            model, checkpoint.read, smoothing=NO_SMOOTHING, precision=Precision.FP32
+        )
+        stream_weights(model, held)
+        return calibrate(model, checkpoint.read)
 
 
 def _name_lookaheads(options: BuildOptions, lookaheads: LookaheadWeights) -> str | None:
@@ -306,12 +315,12 @@ def _check(
     graph_path, context = work / GRAPH_PATH, checkpoint.context
     threads = options.threads or torch.get_num_threads()
     checks = [check_graph_file(graph_path, contract, count_operators(checkpoint))]
-    model = checkpoint.load_model()
     reference = TorchReference(
-        model,
+        checkpoint.make_skeleton() if checkpoint.is_large else checkpoint.load_model(),
         precision=options.precision,
         smoothing=smoothing,
         adapter=inputs.lookaheads.adapter,
+        read=checkpoint.read if checkpoint.is_large else None,
     )
     checks.append(check_weights(graph_path, reference))
     checks += check_parity(graph_path, contract, reference, context=context, threads=threads)

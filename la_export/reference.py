@@ -5,10 +5,11 @@ It shares no code with the traced attention function, the recording cache or the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ from la_export.quantize.emulation import (
     quantize_to_int4,
     quantize_to_int8,
 )
+from la_export.quantize.integers import QuantizedBlocks, QuantizedRows
 from la_export.quantize.rotation import (
     BLOCK_ROTATION,
     HEAD_ROTATION,
@@ -36,11 +38,14 @@ from la_export.quantize.rotation import (
     Rotation,
 )
 from la_export.quantize.smoothing import NO_SMOOTHING, Smoothing
+from la_export.streamed_model import HeldWeights, stream_weights
 from la_runtime.contract import Dtype
 from la_runtime.errors import BundleError
 from la_runtime.storage import round_to
 
 __all__ = ["ReferencePass", "TorchReference"]
+
+_Value = TypeVar("_Value")
 
 # An end id that no model emits; transformers would put its own in the place of none.
 _NEVER: Final = -1
@@ -73,6 +78,8 @@ class TorchReference:
         smoothing: of the weights, before they are quantized. A model whose stream is turned takes
             lookahead vectors as they are, and says what it said.
         adapter: of lookahead rows, as it was tuned.
+        read: where the model is a skeleton without weights: gives each of them, every time that it
+            is needed. None holds them all.
     """
 
     def __init__(
@@ -82,23 +89,21 @@ class TorchReference:
         precision: Precision = Precision.FP32,
         smoothing: Smoothing = NO_SMOOTHING,
         adapter: Adapter = NO_ADAPTER,
+        read: Callable[[str], NDArray[np.float32]] | None = None,
     ) -> None:
         _check_smoothing(model, smoothing)
-        _smooth_parameters(model, smoothing)
         self.precision = precision
         self._model = model
         self._rotations = _rotation_products(smoothing)
         self._quantized: QuantizedWeights = {}
+        self._held: HeldWeights | None = None
         self._is_lookahead = torch.tensor(False)
-        match precision:
-            case Precision.FP32:
-                pass
-            case Precision.FP16 | Precision.BF16:
-                _round_parameters(model, precision.dtype)
-            case Precision.INT8:
-                self._quantized = quantize_to_int8(model)
-            case Precision.INT4:
-                self._quantized = quantize_to_int4(model)
+        if read is None:
+            _smooth_parameters(model, smoothing)
+            self._quantized = _hold_in(model, precision)
+        else:
+            self._held = HeldWeights.of_model(model, read, smoothing=smoothing, precision=precision)
+            stream_weights(model, self._held)
         if smoothing.rotation is not None:
             self._turn_inputs(smoothing.rotation)
         self._adapter = self._attach(_round_adapter(smoothing.adapt(adapter), precision))
@@ -217,19 +222,53 @@ class TorchReference:
             lookahead_embeddings: [k_max, hidden] float32; needed only for such ids.
             position_ids: [tokens]; 0, 1, 2, ... when not given.
         """
-        cache = DynamicCache()
-        self._is_lookahead = self._gate(token_ids)
         positions = range(len(token_ids)) if position_ids is None else position_ids
+        (found,) = self._run_together([(token_ids, positions)], lookahead_embeddings)
+        return found
+
+    def run_many(
+        self,
+        sequences: Sequence[tuple[Sequence[int], Sequence[int]]],
+        lookahead_embeddings: NDArray[np.float32] | None = None,
+    ) -> list[ReferencePass]:
+        """Full causal passes over some sequences: in one where weights are read for each pass.
+
+        Args:
+            sequences: token ids and position ids of each.
+            lookahead_embeddings: see `run`.
+        """
+        if self._held is not None:
+            return self._run_together(sequences, lookahead_embeddings)
+        return [
+            self.run(token_ids, lookahead_embeddings, position_ids=positions)
+            for token_ids, positions in sequences
+        ]
+
+    @torch.no_grad()
+    def _run_together(
+        self,
+        sequences: Sequence[tuple[Sequence[int], Sequence[int]]],
+        lookahead_embeddings: NDArray[np.float32] | None,
+    ) -> list[ReferencePass]:
+        """Rows behind a sequence's last are seen by none of its own."""
+        width = max(len(token_ids) for token_ids, _ in sequences)
+        ids = [[*found, *[0] * (width - len(found))] for found, _ in sequences]
+        positions = [[*found, *[found[-1]] * (width - len(found))] for _, found in sequences]
+        cache = DynamicCache()
+        self._is_lookahead = self._gate(ids)
         outputs = self._model(
-            inputs_embeds=self._embed(token_ids, lookahead_embeddings),
+            inputs_embeds=self._embed(ids, lookahead_embeddings),
             attention_mask=self._masks(positions),
-            position_ids=torch.tensor([list(positions)], dtype=torch.int64),
+            position_ids=torch.tensor(positions, dtype=torch.int64),
             past_key_values=cache,
             use_cache=True,
         )
-        return ReferencePass(
-            logits=outputs.logits[0].float().numpy(), key_values=_stack_key_values(cache)
-        )
+        logits, key_values = outputs.logits.float().numpy(), _stack_key_values(cache)
+        lengths = [len(token_ids) for token_ids, _ in sequences]
+        return [
+            ReferencePass(logits=logits[i, :length], key_values=key_values[:, i, :, :length])
+            for i, length in enumerate(lengths)
+        ]
 
     @torch.no_grad()
     def hidden_states(
@@ -261,12 +300,13 @@ class TorchReference:
             for norm in norms
         ]
         try:
-            self._is_lookahead = self._gate(token_ids)
-            positions = range(len(token_ids)) if position_ids is None else position_ids
+            ids = [list(token_ids)]
+            self._is_lookahead = self._gate(ids)
+            positions = [list(range(len(token_ids)) if position_ids is None else position_ids)]
             last = decoder(
-                inputs_embeds=self._embed(token_ids, None),
+                inputs_embeds=self._embed(ids, None),
                 attention_mask=self._masks(positions),
-                position_ids=torch.tensor([list(positions)], dtype=torch.int64),
+                position_ids=torch.tensor(positions, dtype=torch.int64),
             ).last_hidden_state[0]
         finally:
             for hook in hooks:
@@ -274,32 +314,53 @@ class TorchReference:
         stacked: NDArray[np.float32] = torch.stack([*states, last]).float().numpy()
         return stacked
 
-    def weights(self) -> Iterator[tuple[tuple[str, ...], NDArray[np.float32]]]:
-        """Every parameter of floats once, with all its names: tied ones have several."""
+    def weights(self) -> Iterator[tuple[tuple[str, ...], Callable[[], NDArray[np.float32]]]]:
+        """Every parameter of floats once, with all its names: tied ones have several.
+
+        What gives it may read it anew.
+        """
+        yield from self._own_weights()
+        for name, matrix in self._rotations.items():
+            yield (name,), partial(_identity, matrix)
+        for name, array in self._adapter.parameters():
+            yield (name,), partial(_identity, array)
+
+    def _own_weights(self) -> Iterator[tuple[tuple[str, ...], Callable[[], NDArray[np.float32]]]]:
+        if self._held is not None:
+            integers = self._held.by_row | self._held.in_blocks
+            for held in self._held.names:
+                if held[0] not in integers:
+                    yield held, partial(self._held.floats, held[0])
+            return
         in_integers = {name for names in self._quantized for name in names}
         names: dict[torch.nn.Parameter, list[str]] = {}
         for name, parameter in self._model.named_parameters(remove_duplicate=False):
             if name not in in_integers:
                 names.setdefault(parameter, []).append(name)
         for parameter, found in names.items():
-            yield tuple(found), parameter.detach().float().numpy()
-        for name, matrix in self._rotations.items():
-            yield (name,), matrix
-        for name, array in self._adapter.parameters():
-            yield (name,), array
+            yield tuple(found), partial(_identity, parameter.detach().float().numpy())
 
-    def quantized_weights(self) -> QuantizedWeights:
+    def quantized_weights(
+        self,
+    ) -> Iterator[tuple[tuple[str, ...], Callable[[], QuantizedRows | QuantizedBlocks]]]:
         """Every parameter that the precision holds in integers; none but in int8 and int4."""
-        return self._quantized
+        if self._held is None:
+            for names, weight in self._quantized.items():
+                yield names, partial(_identity, weight)
+            return
+        for names in self._held.names:
+            if names[0] in self._held.by_row | self._held.in_blocks:
+                yield names, partial(self._held.require_integers, names[0])
 
     def buffers(self) -> Iterator[tuple[str, NDArray[np.float32]]]:
         """Every buffer, which no precision rounds: the rotary embedding's frequencies."""
         for name, buffer in self._model.named_buffers():
             yield name, buffer.float().numpy()
 
+    @torch.no_grad()
     def embedding_rows(self, count: int) -> NDArray[np.float32]:
-        """The first rows of the embedding table, [count, hidden]."""
-        rows: NDArray[np.float32] = self._table()[:count].detach().float().numpy()
+        """Vectors of the first tokens as the first layer gets them, [count, hidden]."""
+        rows: NDArray[np.float32] = self._look_up(torch.arange(count)).float().numpy()
         return rows
 
     @torch.no_grad()
@@ -331,11 +392,13 @@ class TorchReference:
         new_ids: list[int] = generated[0, len(token_ids) :].tolist()
         return new_ids
 
-    def _gate(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """[1, tokens, 1] whether each is a lookahead."""
-        return (torch.tensor(list(token_ids)) >= self.vocab_size).view(1, -1, 1)
+    def _gate(self, token_ids: Sequence[Sequence[int]]) -> torch.Tensor:
+        """[batch, tokens, 1] whether each is a lookahead."""
+        return (torch.tensor(token_ids) >= self.vocab_size).unsqueeze(-1)
 
-    def _masks(self, positions: Sequence[int]) -> torch.Tensor | dict[str, torch.Tensor] | None:
+    def _masks(
+        self, positions: Sequence[Sequence[int]]
+    ) -> torch.Tensor | dict[str, torch.Tensor] | None:
         """None for the model's own causal mask, where no layer has a window.
 
         transformers' windows count columns, which for a slot are not positions. Those of plain text
@@ -344,11 +407,13 @@ class TorchReference:
         if SLIDING_ATTENTION not in self._kinds:
             return None
         window = int(self._model.config.sliding_window)
-        place = torch.tensor(list(positions))
-        is_later = torch.ones(len(place), len(place), dtype=torch.bool).triu(1)
-        is_far = place.unsqueeze(1) - place >= window  # [tokens, tokens]
+        place = torch.tensor(positions)
+        is_far = place.unsqueeze(-1) - place.unsqueeze(1) >= window  # [batch, tokens, tokens]
+        is_later = torch.ones_like(is_far).triu(1)
         full, sliding = (
-            torch.zeros(1, 1, *hidden.shape).masked_fill(hidden, torch.finfo(torch.float32).min)
+            torch.zeros(hidden.shape)
+            .masked_fill(hidden, torch.finfo(torch.float32).min)
+            .unsqueeze(1)
             for hidden in (is_later, is_later | is_far)
         )
         if self._kinds == {SLIDING_ATTENTION}:
@@ -356,30 +421,51 @@ class TorchReference:
         return {FULL_ATTENTION: full, SLIDING_ATTENTION: sliding}
 
     def _embed(
-        self, token_ids: Sequence[int], lookahead_embeddings: NDArray[np.float32] | None
+        self,
+        token_ids: Sequence[Sequence[int]],
+        lookahead_embeddings: NDArray[np.float32] | None,
     ) -> torch.Tensor:
-        """[1, tokens, hidden], row by row from the two tables."""
-        look_up = self._model.get_input_embeddings()
-        rows = [
-            look_up(torch.tensor(token_id))
-            if token_id < self.vocab_size
-            else self._lookahead_row(token_id, lookahead_embeddings)
-            for token_id in token_ids
-        ]
-        return torch.stack(rows).unsqueeze(0)
+        """[batch, tokens, hidden], from the two tables."""
+        ids = torch.tensor(token_ids)
+        is_lookahead = ids >= self.vocab_size
+        rows = self._look_up(torch.where(is_lookahead, 0, ids))
+        if is_lookahead.any():
+            assert lookahead_embeddings is not None, "lookaheads need their embeddings"
+            vectors = torch.from_numpy(lookahead_embeddings)
+            matrix = self._rotations.get(LOOKAHEAD_ROTATION)
+            turned = vectors if matrix is None else vectors @ torch.from_numpy(matrix)
+            rows[is_lookahead] = turned[ids[is_lookahead] - self.vocab_size]
+        return rows
+
+    def _look_up(self, ids: torch.Tensor) -> torch.Tensor:
+        """[..., hidden] of tokens; some models scale the table."""
+        embedding = self._model.get_input_embeddings()
+        assert isinstance(embedding, torch.nn.Embedding), "tokens are looked up in one table"
+        found: torch.Tensor = embedding(ids)
+        return found
 
     def _table(self) -> torch.Tensor:
         embedding = self._model.get_input_embeddings()
         assert isinstance(embedding, torch.nn.Embedding), "tokens are looked up in one table"
         return embedding.weight
 
-    def _lookahead_row(
-        self, token_id: int, lookahead_embeddings: NDArray[np.float32] | None
-    ) -> torch.Tensor:
-        assert lookahead_embeddings is not None, f"id {token_id} needs lookahead embeddings"
-        row = torch.from_numpy(lookahead_embeddings[token_id - self.vocab_size])
-        matrix = self._rotations.get(LOOKAHEAD_ROTATION)
-        return row if matrix is None else row @ torch.from_numpy(matrix)
+
+def _identity(value: _Value) -> _Value:
+    return value
+
+
+def _hold_in(model: PreTrainedModel, precision: Precision) -> QuantizedWeights:
+    """Change a model's weights in place to what a graph of a precision stores."""
+    match precision:
+        case Precision.FP16 | Precision.BF16:
+            _round_parameters(model, precision.dtype)
+        case Precision.INT8:
+            return quantize_to_int8(model)
+        case Precision.INT4:
+            return quantize_to_int4(model)
+        case _:
+            pass
+    return {}
 
 
 @torch.no_grad()
@@ -453,10 +539,11 @@ def _round_parameters(model: PreTrainedModel, dtype: Dtype) -> None:
 
 
 def _stack_key_values(cache: DynamicCache) -> NDArray[np.float32]:
+    """[2 * layers, batch, kv_heads, tokens, head_dim]."""
     parts = []
     for layer in cache.layers:
         assert isinstance(layer, DynamicLayer), "full attention keeps plain keys and values"
         for part in (layer.keys, layer.values):
             assert isinstance(part, torch.Tensor), "the pass filled every layer"
-            parts.append(part[0].float().numpy())
+            parts.append(part.float().numpy())
     return np.stack(parts)

@@ -46,6 +46,8 @@ __all__ = ["Checkpoint", "load_checkpoint"]
 
 EMBEDDING: Final = "model.embed_tokens.weight"
 HEAD: Final = "lm_head.weight"
+# Of float32 weights; larger models are streamed.
+LARGEST_HELD_BYTES: Final = 4 << 30
 # transformers has its attention as a chain of operators alone.
 _WITHOUT_SDPA: Final = frozenset({"gemma2"})
 _COMPUTED_BUFFERS: Final = ("inv_freq", ".embed_scale")
@@ -130,6 +132,31 @@ class Checkpoint:
             model = _load_torch_model(self.source, self.config)
         fix_rotary(model, self.config, self.context)
         return model
+
+    @property
+    def is_large(self) -> bool:
+        """Whether its weights are read for each pass rather than held in float32.
+
+        A GGUF file is read by transformers, which holds it whole.
+        """
+        if isinstance(self.tensors, LoadedTensors):
+            return False
+        skeleton = make_skeleton(self.source.origin, self.config)
+        num_parameters = sum(parameter.numel() for parameter in skeleton.parameters())
+        return num_parameters * np.dtype(np.float32).itemsize > LARGEST_HELD_BYTES
+
+    def make_skeleton(self) -> PreTrainedModel:
+        """The model without its weights, which lie on the meta device; its buffers are there."""
+        config = copy.deepcopy(self.config)
+        config.tie_word_embeddings = self.tied_embeddings
+        skeleton = make_skeleton(self.source.origin, config)
+        fix_rotary(skeleton, self.config, self.context)
+        for name, _ in list(skeleton.named_buffers()):
+            place, _, leaf = name.rpartition(".")
+            value = torch.from_numpy(self.read(name).copy())
+            skeleton.get_submodule(place)._buffers[leaf] = value
+        skeleton.eval()
+        return skeleton
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the parameters of a model of this configuration, by name."""

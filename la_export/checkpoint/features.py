@@ -82,7 +82,8 @@ def rope_parameters(config: PreTrainedConfig) -> dict[str, Mapping[str, Any]]:
         config: its `rope_parameters` are an object, or one for each kind of layer.
     """
     found = config.rope_parameters or {}
-    nested = {kind: value for kind, value in found.items() if isinstance(value, Mapping)}
+    kinds = (FULL_ATTENTION, SLIDING_ATTENTION)
+    nested = {kind: found[kind] for kind in kinds if isinstance(found.get(kind), Mapping)}
     return nested or {FULL_ATTENTION: found}
 
 

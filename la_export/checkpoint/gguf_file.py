@@ -15,6 +15,8 @@ from la_runtime.errors import CheckpointError, UnsupportedModelError
 __all__ = ["NO_QUANTIZATION", "check_gguf", "check_gguf_tensors", "source_quantization"]
 
 NO_QUANTIZATION: Final = "none"
+# What transformers makes of other families' GGUF files is not tested here.
+_ARCHITECTURES: Final = ("llama", "qwen2", "qwen3")
 _ROPE_FACTORS: Final = "rope_freqs.weight"
 _UNQUANTIZED: Final = frozenset({"F64", "F32", "F16", "BF16"})
 
@@ -36,6 +38,11 @@ def check_gguf(path: Path) -> GGUFReader:
     check_features(
         str(architecture), {"num_experts": _value(reader, f"{architecture}.expert_count")}
     )
+    if architecture not in _ARCHITECTURES:
+        raise UnsupportedModelError(
+            f"GGUF files of architecture {architecture!r} are not read; supported are "
+            f"{', '.join(_ARCHITECTURES)}: use the model's safetensors folder"
+        )
     _check_rope(reader, str(architecture))
     return reader
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from la_export.graph.integer_nodes import IntegerProduct, find_integer_products
 from la_export.graph.sample import Sample
-from la_export.graph.session import GraphSession
+from la_export.graph.sliced_session import open_session
 from la_export.quantize.integers import quantize_rows
 from la_runtime.bundle import CheckResult
 
@@ -43,7 +43,7 @@ def check_integer_products(path: Path, sample: Sample, threads: int) -> CheckRes
     """
     worst, count = 0.0, 0
     with _probed(path) as (probe, products):
-        outputs = GraphSession(probe, threads).run(sample.make_feeds())
+        outputs = open_session(probe, threads).run(sample.make_feeds())
         for product in products:
             activation = np.asarray(outputs[str(product.activation.name)], np.float32)
             found = np.asarray(outputs[str(product.by_row.outputs[0].name)], np.float32)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from la_export.graph.integer_parity import check_integer_products
 from la_export.graph.sample import Sample, from_kv_order, make_sample
-from la_export.graph.session import GraphSession
+from la_export.graph.sliced_session import Session, open_session
 from la_export.graph.twin import float32_twin, float_activations_twin
 from la_export.options import Precision
 from la_export.reference import TorchReference
@@ -86,7 +86,7 @@ def check_parity(
     sample = make_sample(contract, reference, context=context)
     results: list[CheckResult] = []
     if precision in PARITY_BOUNDS:
-        session = GraphSession(path, threads)
+        session = open_session(path, threads)
         results += _check_graph(session, sample, PARITY_BOUNDS[precision], omits)
     if precision in _HALVES:
         results += _check_half_twin(path, sample, threads)
@@ -109,7 +109,7 @@ def _check_half_twin(path: Path, sample: Sample, threads: int) -> list[CheckResu
     widened = replace(sample.contract, compute_dtype=Dtype.FLOAT32, kv_dtype=Dtype.FLOAT32)
     exact = PARITY_BOUNDS[Precision.FP32]
     with float32_twin(path) as twin:
-        session = GraphSession(twin, threads)
+        session = open_session(twin, threads)
         results = _check_graph(session, replace(sample, contract=widened), exact, ())
     return _name_twin(results, "float32_twin.", _TWIN_DETAILS[sample.contract.compute_dtype])
 
@@ -118,7 +118,7 @@ def _check_integer_twin(
     path: Path, sample: Sample, threads: int, omits: Collection[str]
 ) -> list[CheckResult]:
     with float_activations_twin(path) as twin:
-        session = GraphSession(twin, threads)
+        session = open_session(twin, threads)
         results = _check_graph(session, sample, PARITY_BOUNDS[Precision.FP32], omits)
     return _name_twin(results, "float_activations.", "its integer weights times float activations")
 
@@ -131,7 +131,7 @@ def _name_twin(results: list[CheckResult], prefix: str, detail: str) -> list[Che
 
 
 def _check_graph(
-    session: GraphSession, sample: Sample, bound: float, omits: Collection[str]
+    session: Session, sample: Sample, bound: float, omits: Collection[str]
 ) -> list[CheckResult]:
     feeds = sample.make_feeds()
     outputs = session.run(feeds)
@@ -209,14 +209,14 @@ def _check_logsumexp(outputs: Arrays) -> CheckResult:
     )
 
 
-def _check_prompt(session: GraphSession, sample: Sample, bound: float) -> CheckResult:
+def _check_prompt(session: Session, sample: Sample, bound: float) -> CheckResult:
     """A prompt with an empty cache, every row asked for."""
     logits = session.run(sample.make_prompt_feeds())[Name.LOGITS]
     return _difference("prefill_logits", logits[0, ::-1], sample.truths[0].past_logits, bound)
 
 
 def _check_places(
-    session: GraphSession, sample: Sample, feeds: Arrays, outputs: Arrays
+    session: Session, sample: Sample, feeds: Arrays, outputs: Arrays
 ) -> list[CheckResult]:
     """Whatever unused places hold, no output may show it, and no place but the block's changes."""
     contract, lengths = sample.contract, sample.lengths

@@ -135,7 +135,7 @@ def make_sample(contract: Contract, reference: TorchReference, *, context: int) 
     return Sample(
         contract=contract,
         sequences=sequences,
-        truths=tuple(_run_reference(reference, sequence, vectors) for sequence in sequences),
+        truths=_run_reference(reference, sequences, vectors),
         vectors=vectors,
     )
 
@@ -178,24 +178,45 @@ def _make_sequence(
 
 
 def _run_reference(
-    reference: TorchReference, sequence: _Sequence, vectors: NDArray[np.float32]
-) -> Truth:
+    reference: TorchReference, sequences: tuple[_Sequence, ...], vectors: NDArray[np.float32]
+) -> tuple[Truth, ...]:
     """Tokens from one causal pass over them all; each slot from a pass of its own behind it."""
-    past_len = len(sequence.past_ids)
+    passes = [
+        _show(sequence, visible)
+        for sequence in sequences
+        for visible in _visible_rows(reference, sequence)
+    ]
+    found = iter(reference.run_many(passes, vectors))
+    return tuple(
+        _join(sequence, [next(found) for _ in _visible_rows(reference, sequence)])
+        for sequence in sequences
+    )
+
+
+def _visible_rows(reference: TorchReference, sequence: _Sequence) -> list[list[int]]:
+    """Places of the block's tokens; then for every slot those of what it sees, itself the last."""
     tokens = [place for place, row in enumerate(sequence.rows) if not _is_slot(row, reference)]
-    causal = _run_visible(reference, sequence, tokens, vectors)
-    logits = list(causal.logits[past_len:])
-    key_values = list(np.moveaxis(causal.key_values[:, :, past_len:], 2, 0))
-    for place in range(len(tokens), len(sequence.rows)):
-        visible = [*sequence.rows[place].sees, place]
-        alone = _run_visible(reference, sequence, visible, vectors)
-        logits.append(alone.logits[-1])
-        key_values.append(alone.key_values[:, :, -1])
+    slots = range(len(tokens), len(sequence.rows))
+    return [tokens, *([*sequence.rows[place].sees, place] for place in slots)]
+
+
+def _join(sequence: _Sequence, passes: list[ReferencePass]) -> Truth:
+    """Args:
+    sequence: that was passed over.
+    passes: over what `_visible_rows` names.
+    """
+    past_len = len(sequence.past_ids)
+    causal, *slots = passes
     return Truth(
         past_logits=causal.logits[:past_len],
         past_key_values=causal.key_values[:, :, :past_len],
-        logits=np.stack(logits),
-        key_values=np.stack(key_values),
+        logits=np.stack([*causal.logits[past_len:], *(alone.logits[-1] for alone in slots)]),
+        key_values=np.stack(
+            [
+                *np.moveaxis(causal.key_values[:, :, past_len:], 2, 0),
+                *(alone.key_values[:, :, -1] for alone in slots),
+            ]
+        ),
     )
 
 
@@ -203,18 +224,12 @@ def _is_slot(row: _Row, reference: TorchReference) -> bool:
     return row.token_id >= reference.vocab_size
 
 
-def _run_visible(
-    reference: TorchReference,
-    sequence: _Sequence,
-    places: list[int],
-    vectors: NDArray[np.float32],
-) -> ReferencePass:
-    """A plain causal pass over the past and the rows at these places of the block."""
+def _show(sequence: _Sequence, places: list[int]) -> tuple[list[int], list[int]]:
+    """Token ids and position ids of the past and the rows at these places of the block."""
     rows = [sequence.rows[place] for place in places]
-    return reference.run(
+    return (
         [*sequence.past_ids, *(row.token_id for row in rows)],
-        vectors,
-        position_ids=[*sequence.past_positions, *(row.position for row in rows)],
+        [*sequence.past_positions, *(row.position for row in rows)],
     )
 
 

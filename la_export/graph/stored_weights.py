@@ -6,7 +6,8 @@ them rounded twice, may be within what the arithmetic itself is allowed.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from la_export.graph.passes.names import SCALES_SUFFIX, VALUES_SUFFIX, read_name
+from la_export.quantize.integers import QuantizedBlocks, QuantizedRows
 from la_export.reference import TorchReference
 from la_runtime.bundle import CheckResult
 from la_runtime.errors import CheckError
@@ -32,19 +34,20 @@ class ExpectedWeights:
     """
 
     def __init__(self, reference: TorchReference) -> None:
-        floats, integers = dict(reference.weights()), reference.quantized_weights()
+        floats, integers = dict(reference.weights()), dict(reference.quantized_weights())
         self._needed = [(names, _FLOATS) for names in floats]
         self._needed += [
             (names, part) for names in integers for part in (VALUES_SUFFIX, SCALES_SUFFIX)
         ]
-        self._arrays: dict[tuple[str, str], NDArray[np.generic]] = {
-            (name, _FLOATS): buffer for name, buffer in reference.buffers()
+        self._arrays: dict[tuple[str, str], Callable[[], NDArray[np.generic]]] = {
+            (name, _FLOATS): partial(np.asarray, buffer) for name, buffer in reference.buffers()
         }
-        for names, array in floats.items():
-            self._arrays |= {(name, _FLOATS): array for name in names}
-        for names, weight in integers.items():
-            self._arrays |= {(name, VALUES_SUFFIX): weight.values for name in names}
-            self._arrays |= {(name, SCALES_SUFFIX): weight.scales for name in names}
+        for names, read in floats.items():
+            self._arrays |= {(name, _FLOATS): read for name in names}
+        for names, quantize in integers.items():
+            for name in names:
+                self._arrays[name, VALUES_SUFFIX] = partial(_values, quantize)
+                self._arrays[name, SCALES_SUFFIX] = partial(_scales, quantize)
 
     def of(self, stored_name: str) -> NDArray[np.generic] | None:
         """What a stored weight of this name has to hold; None if it is none of the model's."""
@@ -52,7 +55,7 @@ class ExpectedWeights:
         keys = [(parameter, name.part) for parameter in name.parameters]
         if not self._arrays.keys() >= set(keys):
             return None
-        arrays = [self._arrays[key] for key in keys]
+        arrays = [self._arrays[key]() for key in keys]
         whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
         return whole.swapaxes(-1, -2) if name.is_transposed else whole
 
@@ -66,6 +69,14 @@ class ExpectedWeights:
         for names, part in self._needed:
             if not any((name, part) in found for name in names):
                 yield names[0] + part
+
+
+def _values(quantize: Callable[[], QuantizedRows | QuantizedBlocks]) -> NDArray[np.int8]:
+    return quantize().values
+
+
+def _scales(quantize: Callable[[], QuantizedRows | QuantizedBlocks]) -> NDArray[np.float32]:
+    return quantize().scales
 
 
 def check_weights(path: Path, reference: TorchReference) -> CheckResult:

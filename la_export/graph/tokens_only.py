@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 
 from la_export.graph.sample import make_sample
-from la_export.graph.session import GraphSession
+from la_export.graph.sliced_session import open_session
 from la_export.reference import TorchReference
 from la_runtime.bundle import CheckResult, GraphVariant
 from la_runtime.contract import Contract, Name
@@ -90,15 +90,17 @@ def check_tokens_only(
     Raises:
         CheckError: an output is missing, left over or different.
     """
-    feeds = make_sample(contract, reference, context=context).make_feeds()
-    ids = np.asarray(feeds[Name.INPUT_IDS], np.int64)
-    feeds[Name.INPUT_IDS] = np.where(ids < contract.vocab_size, ids, 0)
-    expected, found = (GraphSession(graph, threads).run(feeds) for graph in (adapted, path))
-    if list(found) != list(expected):
-        raise CheckError(f"{path.name} has outputs {list(found)}, expected {list(expected)}")
-    unequal = [name for name in found if not np.array_equal(found[name], expected[name])]
-    if unequal:
-        raise CheckError(f"{path.name} differs from {adapted.name} in {unequal[0]}")
+    sample = make_sample(contract, reference, context=context)
+    sessions = [open_session(graph, threads) for graph in (adapted, path)]
+    for feeds in (sample.make_feeds(), sample.make_prompt_feeds()):
+        ids = np.asarray(feeds[Name.INPUT_IDS], np.int64)
+        feeds[Name.INPUT_IDS] = np.where(ids < contract.vocab_size, ids, 0)
+        expected, found = (session.run(feeds) for session in sessions)
+        if list(found) != list(expected):
+            raise CheckError(f"{path.name} has outputs {list(found)}, expected {list(expected)}")
+        unequal = [name for name in found if not np.array_equal(found[name], expected[name])]
+        if unequal:
+            raise CheckError(f"{path.name} differs from {adapted.name} in {unequal[0]}")
     return CheckResult(
         name="ort_cpu_tokens_only",
         value=0.0,

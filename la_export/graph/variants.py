@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from la_export.graph.check import check_lean_file
 from la_export.graph.lean import make_lean
 from la_export.graph.parity import check_parity
-from la_export.graph.session import GraphSession
+from la_export.graph.sliced_session import open_session
 from la_export.graph.tokens_only import check_tokens_only
 from la_export.options import Precision
 from la_export.reference import TorchReference
@@ -194,8 +194,8 @@ def check_same_operators(
     """
     onnx.checker.check_model(str(variant))
     feeds = _random_feeds(contract, context)
-    expected = GraphSession(path, threads).run(feeds)
-    found = GraphSession(variant, threads).run(feeds)
+    expected = open_session(path, threads).run(feeds)
+    found = open_session(variant, threads).run(feeds)
     wanted = [spec.name for spec in contract.outputs if spec.name not in CPU_OMITS]
     if list(found) != wanted:
         raise CheckError(f"{variant.name} has outputs {list(found)}, expected {wanted}")

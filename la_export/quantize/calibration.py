@@ -5,7 +5,7 @@ Sizes of activations are measured on text of the model's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
@@ -22,6 +22,8 @@ __all__ = ["calibrate", "find_rotation", "find_seams"]
 
 # Llama's decoder: two norms a layer with plain gains, each read by linear layers alone.
 _TURNED_FAMILIES: Final = frozenset({"llama", "mistral", "qwen2", "qwen3", "smollm3"})
+Read = Callable[[str], NDArray[np.float32]]
+
 _SEED: Final = 1729
 _SEQUENCES: Final = 8
 _TOKENS: Final = 64
@@ -30,23 +32,27 @@ _NEVER: Final = -1
 
 
 @torch.no_grad()
-def calibrate(model: PreTrainedModel) -> Smoothing:
-    """Turn a model's stream, and smooth it by what its linear layers read while it writes.
+def calibrate(model: PreTrainedModel, read: Read | None = None) -> Smoothing:
+    """Turn a model's stream, and smooth it by what its linear layers read.
 
-    The text is sampled from the model itself, from tokens drawn at random: no data is needed.
+    They read text that is sampled from the model itself, from tokens drawn at random: no data is
+    needed. A model whose weights are read for each pass reads tokens drawn at random instead, in
+    one.
 
     Args:
         model: a causal language model in float32; unchanged.
+        read: gives a parameter, where the model holds none: see `streamed_model`.
     """
+    held: Read = read or (lambda name: model.get_parameter(name).detach().float().numpy())
     seams = find_seams(model)
     layers = {seam.after: model.get_submodule(seam.after) for seam in seams}
     sums: dict[str, torch.Tensor] = {}
     with _recording(layers, sums):
-        _write(model)
-    activations = {name: total / _rows_written(model) for name, total in sums.items()}
-    weights = {n: model.get_parameter(f"{n}.weight").square().mean(0) for n in layers}
+        num_rows = _write(model) if read is None else _read_at_random(model)
+    activations = {name: total / num_rows for name, total in sums.items()}
+    weights = {name: np.square(held(f"{name}.weight")).mean(0) for name in layers}
     return make_smoothing(
-        seams, _to_numpy(activations), _to_numpy(weights), rotation=find_rotation(model)
+        seams, _to_numpy(activations), weights, rotation=find_rotation(model, held)
     )
 
 
@@ -86,8 +92,12 @@ def _has_linear(layer: nn.Module, name: str) -> bool:
         return False
 
 
-def find_rotation(model: PreTrainedModel) -> Rotation | None:
+def find_rotation(model: PreTrainedModel, read: Read | None = None) -> Rotation | None:
     """Everything that reads or writes the residual stream of a pre-norm decoder.
+
+    Args:
+        model: the model.
+        read: gives a parameter; the model's own when not given.
 
     Returns:
         None for a model that norms what a layer adds, or scales it, or joins its projections: there
@@ -95,6 +105,7 @@ def find_rotation(model: PreTrainedModel) -> Rotation | None:
     """
     if model.config.model_type not in _TURNED_FAMILIES:
         return None
+    held: Read = read or (lambda name: model.get_parameter(name).detach().float().numpy())
     decoder = model.get_decoder()
     names = {module: str(name) for name, module in model.named_modules()}
     gains = {f"{names[decoder.norm]}.weight": decoder.norm}
@@ -116,7 +127,7 @@ def find_rotation(model: PreTrainedModel) -> Rotation | None:
     tables = (model.get_input_embeddings(), model.get_output_embeddings())
     return Rotation(
         basis=make_basis(int(model.config.hidden_size)),
-        gains={name: norm.weight.detach().float().numpy().copy() for name, norm in gains.items()},
+        gains={name: held(name).copy() for name in gains},
         readers=readers,
         tables=frozenset(f"{names[table]}.weight" for table in tables),
         writers=frozenset(writers),
@@ -126,17 +137,24 @@ def find_rotation(model: PreTrainedModel) -> Rotation | None:
     )
 
 
-def _rows_written(model: PreTrainedModel) -> int:
-    """The last token of a sequence is never read."""
-    return _SEQUENCES * _new_tokens(model)
-
-
 def _new_tokens(model: PreTrainedModel) -> int:
     return min(_TOKENS, int(model.config.max_position_embeddings) - 1)
 
 
-def _write(model: PreTrainedModel) -> None:
-    """Sequences sampled at temperature 1, the same every time."""
+def _read_at_random(model: PreTrainedModel) -> int:
+    """One pass over tokens drawn at random, the same every time; how many there were."""
+    generator = torch.Generator().manual_seed(_SEED)
+    shape = (_SEQUENCES, _new_tokens(model))
+    tokens = torch.randint(0, int(model.config.vocab_size), shape, generator=generator)
+    model.get_decoder()(input_ids=tokens, use_cache=False)
+    return tokens.numel()
+
+
+def _write(model: PreTrainedModel) -> int:
+    """Sequences sampled at temperature 1, the same every time; how many rows were read.
+
+    The last token of a sequence is never read.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(_SEED)
         first = torch.randint(0, int(model.config.vocab_size), (_SEQUENCES, 1))
@@ -151,6 +169,7 @@ def _write(model: PreTrainedModel) -> None:
             eos_token_id=[_NEVER],
             pad_token_id=0,
         )
+    return _SEQUENCES * _new_tokens(model)
 
 
 @contextmanager

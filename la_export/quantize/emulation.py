@@ -64,9 +64,25 @@ class IntegerLinear(nn.Module):
         super().__init__()
         self.bias = bias
         self.activations = Activations.INTEGERS
-        # No buffers: they would be taken for the model's own.
+        self.hold(weight)
+
+    @classmethod
+    def without_weight(cls, bias: nn.Parameter | None) -> IntegerLinear:
+        """One that is given its weight before it runs, see `hold`."""
+        layer = cls.__new__(cls)
+        nn.Module.__init__(layer)
+        layer.bias, layer.activations = bias, Activations.INTEGERS
+        layer.let_go()
+        return layer
+
+    def hold(self, weight: QuantizedRows) -> None:
+        """Take a weight. No buffers are made of it: they would be taken for the model's own."""
         self._values = torch.from_numpy(weight.values).T.split(_EXACT_COLUMNS)  # int8: a quarter
         self._scales = torch.from_numpy(weight.scales)
+
+    def let_go(self) -> None:
+        """Of the weight."""
+        self._values, self._scales = (), torch.empty(0)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., out_features] of rows [..., in_features]; no row depends on another."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import numpy as np
@@ -41,6 +42,8 @@ ROTATION_PRODUCTS: Final = (LOOKAHEAD_ROTATION, HEAD_ROTATION, BLOCK_ROTATION)
 _SEED: Final = 1729
 # Rows turned at a time: a table is held in float64 no longer than that.
 _CHUNK: Final = 4096
+# Of a Hadamard matrix that is multiplied as it is.
+_LARGEST_FACTOR: Final = 64
 # 32 and 128 lose about as little.
 _LARGEST_BLOCK: Final = 64
 
@@ -194,13 +197,27 @@ def make_basis(size: int) -> Basis:
 
 
 def _transform(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[..., size] times the Hadamard matrix of that size over its root, by sums and differences."""
+    """[..., size] times the Hadamard matrix of that size over its root.
+
+    The matrix is a Kronecker product of smaller ones, each of which multiplies an axis of its own.
+    """
     shape, size = rows.shape, rows.shape[-1]
-    half = 1
-    while half < size:
-        pairs = rows.reshape(*shape[:-1], size // (2 * half), 2, half)
-        left, right = pairs[..., 0, :], pairs[..., 1, :]
-        rows = np.stack([left + right, left - right], axis=-2).reshape(shape)
-        half *= 2
-    scaled: NDArray[np.float64] = rows / np.sqrt(size)
+    behind, transformed = 1, rows
+    while behind < size:
+        side = min(size // behind, _LARGEST_FACTOR)
+        # The last axis has been multiplied, or is of size 1.
+        parts = transformed.reshape(-1, side, behind).swapaxes(1, 2)
+        transformed = (parts.reshape(-1, side) @ _hadamard(side)).reshape(parts.shape)
+        transformed = np.ascontiguousarray(transformed.swapaxes(1, 2))
+        behind *= side
+    scaled: NDArray[np.float64] = transformed.reshape(shape) / np.sqrt(size)
     return scaled
+
+
+@cache
+def _hadamard(side: int) -> NDArray[np.float64]:
+    """[side, side] of 1 and -1, symmetric; Sylvester's construction."""
+    matrix = np.ones((1, 1))
+    while len(matrix) < side:
+        matrix = np.block([[matrix, matrix], [matrix, -matrix]])
+    return matrix

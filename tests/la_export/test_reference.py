@@ -103,11 +103,11 @@ def test_rounded_weights_are_those_a_graph_stores_and_still_compute_in_float32(
 ) -> None:
     dtype = precision.dtype
     config = make_tiny_config("qwen2", tie_word_embeddings=True)
-    plain = dict(TorchReference(make_tiny_model(config)).weights())
+    plain = {names: read() for names, read in TorchReference(make_tiny_model(config)).weights()}
     model = make_tiny_model(config)
     reference = TorchReference(model, precision=precision)
-    for names, rounded in reference.weights():
-        np.testing.assert_array_equal(rounded, from_stored(to_stored(plain[names], dtype), dtype))
+    for names, read in reference.weights():
+        np.testing.assert_array_equal(read(), from_stored(to_stored(plain[names], dtype), dtype))
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
     scores = reference.scores(TOKENS)
     assert scores.dtype == np.float32
@@ -133,7 +133,7 @@ def test_every_parameter_is_either_of_floats_or_in_integers(
     reference = TorchReference(model, precision=precision)
 
     floats = {name for found, _ in reference.weights() for name in found}
-    integers = {name for found in reference.quantized_weights() for name in found}
+    integers = {name for found, _ in reference.quantized_weights() for name in found}
     assert floats | integers == names
     assert not floats & integers
     assert all("norm" in name or name.endswith("bias") for name in floats)
