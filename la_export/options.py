@@ -73,6 +73,7 @@ class BuildOptions:
         lookahead: where lookahead vectors, and the adapter of their rows, come from: `SHIPPED`,
             `UNTUNED` or a file that `la-export tune` wrote. Not given: what is shipped for this
             model, else untuned.
+        lora: folder of a PEFT adapter that is merged into the weights.
         packed: whether weights are also stored as the kernels of this processor read them, so that
             processes share them; elsewhere nothing is lost but the disk space.
         prefill_chunk: prompt tokens that a pass of cache form `scatter` has room for.
@@ -92,6 +93,7 @@ class BuildOptions:
     cache_form: CacheForm = CacheForm.CONCAT
     smoothing: bool = True
     lookahead: str | None = None
+    lora: Path | None = None
     packed: bool = False
     prefill_chunk: int = DEFAULT_PREFILL_CHUNK
     out: Path | None = None

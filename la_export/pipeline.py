@@ -237,9 +237,10 @@ def _resolve(options: BuildOptions, plans: PlanOptions, progress: Progress) -> _
     if known is not None:
         progress.note(f"{known.name}: {known.note}")
     source = find_model(options.model, revision=options.revision, allow_bin=options.allow_bin)
-    destination = options.out or _ENGINES / source.name
+    name = source.name if options.lora is None else f"{source.name}-{options.lora.name}"
+    destination = options.out or _ENGINES / name
     check_destination(destination)
-    checkpoint = load_checkpoint(source, context=options.context)
+    checkpoint = load_checkpoint(source, context=options.context, lora=options.lora)
     if options.precision.is_integer:
         check_no_experts(checkpoint, precision=options.precision)
     if options.precision is Precision.INT4:

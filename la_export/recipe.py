@@ -60,6 +60,8 @@ def make_recipe(
     }
     if lookahead is not None:
         recipe["lookahead"] = lookahead
+    if options.lora is not None:
+        recipe["lora"] = options.lora.name
     recipe["target"] = target.value
     return recipe if target is Target.ONNX else recipe | _plan_keys(plans)
 
@@ -92,6 +94,8 @@ def format_recipe(recipe: Mapping[str, RecipeValue], *, source: str) -> str:
     """
     # JSON writes texts, numbers, true, false and lists of them as TOML does.
     lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in recipe.items()]
+    if "lora" in recipe:
+        lines.insert(0, "# Give --lora the folder of that name, or change the line below.\n")
     if "lookahead" not in recipe:
         lines.insert(0, "# Give --lookahead: the bundle's own lookahead.safetensors.\n")
     if "model" not in recipe:

@@ -97,6 +97,8 @@ class RopeFacts(Record):
 class ModelFacts(Record):
     """What the source model is.
 
+    `merged_adapter` names the PEFT adapter whose changes are in the weights; `source_digest` is of
+    both then.
     `source_quantization` names the format the weights were stored in when that format has lost
     precision (a GGUF type such as ``Q4_1``); ``none`` otherwise.
     """
@@ -112,6 +114,7 @@ class ModelFacts(Record):
     context: int = Field(ge=2)
     rope: RopeFacts
     sliding_window: int | None
+    merged_adapter: str | None = None
     tied_embeddings: bool
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -27,6 +29,7 @@ from la_export.checkpoint.gguf_file import (
     check_gguf_tensors,
     source_quantization,
 )
+from la_export.checkpoint.lora import LoraAdapter, read_lora
 from la_export.checkpoint.rotary import fix_rotary
 from la_export.checkpoint.sources import ModelSource
 from la_export.checkpoint.stored_names import StoredAs, find_stored
@@ -71,6 +74,7 @@ class Checkpoint:
         tensors: its stored tensors.
         source_quantization: lossy storage type, or `none`.
         tied_embeddings: whether the head reads the embedding table.
+        lora: adapter that is merged into its weights; None for none.
     """
 
     source: ModelSource
@@ -79,6 +83,7 @@ class Checkpoint:
     tensors: StoredTensors
     source_quantization: str
     tied_embeddings: bool
+    lora: LoraAdapter | None = None
 
     @property
     def window(self) -> int | None:
@@ -104,7 +109,8 @@ class Checkpoint:
         """
         if parameter.endswith(_COMPUTED_BUFFERS):
             return _computed_buffer(self.config, parameter, self.context)
-        return to_float32(_load(self.tensors, parameter, self.config, tied=self.tied_embeddings))
+        held = to_float32(_load(self.tensors, parameter, self.config, tied=self.tied_embeddings))
+        return held if self.lora is None else self.lora.merge(parameter, held)
 
     @property
     def embedding(self) -> str:
@@ -130,6 +136,8 @@ class Checkpoint:
             model = self.tensors.model
         else:
             model = _load_torch_model(self.source, self.config)
+        if self.lora is not None:
+            self.lora.merge_into(model)
         fix_rotary(model, self.config, self.context)
         return model
 
@@ -164,23 +172,34 @@ class Checkpoint:
         return {name: tuple(parameter.shape) for name, parameter in state.items()}
 
     def source_digest(self) -> str:
-        """See `ModelSource.digest`."""
-        return self.source.digest()
+        """See `ModelSource.digest`; with an adapter, SHA-256 of that and of the adapter's."""
+        digest = self.source.digest()
+        if self.lora is None:
+            return digest
+        return hashlib.sha256(f"{digest} {self.lora.digest}".encode()).hexdigest()
 
 
-def load_checkpoint(source: ModelSource, *, context: int | None) -> Checkpoint:
+def load_checkpoint(
+    source: ModelSource, *, context: int | None, lora: Path | None = None
+) -> Checkpoint:
     """Read a configuration, refuse what is not supported, and open the weights.
 
     Args:
         source: from `find_model`.
         context: positions to serve; the model's own limit when not given.
+        lora: folder of a PEFT adapter to merge.
 
     Raises:
-        UnsupportedModelError: the model has a feature that is not exported yet.
+        UnsupportedModelError: the model or the adapter has a feature that is not exported yet.
         UsageError: `context` is out of range.
         CheckpointError: a file is damaged, or a tensor is missing.
     """
     if source.weight_format is WeightFormat.GGUF:
+        if lora is not None:
+            raise UnsupportedModelError(
+                "--lora is merged into safetensors alone; give --model such a folder, not a GGUF "
+                "file"
+            )
         return _load_gguf(source, context)
     fields = read_config_fields(source)
     check_features(str(fields.get("model_type")), fields)
@@ -192,7 +211,7 @@ def load_checkpoint(source: ModelSource, *, context: int | None) -> Checkpoint:
     is_tied = _is_tied(config, tensors)
     parameters = frozenset(make_skeleton(source.origin, config).state_dict())
     check_tensors(tensors, parameters, config, tied=is_tied)
-    return Checkpoint(
+    checkpoint = Checkpoint(
         source=source,
         config=config,
         context=served,
@@ -200,6 +219,18 @@ def load_checkpoint(source: ModelSource, *, context: int | None) -> Checkpoint:
         source_quantization=NO_QUANTIZATION,
         tied_embeddings=is_tied,
     )
+    return checkpoint if lora is None else replace(checkpoint, lora=_read_lora(lora, checkpoint))
+
+
+def _read_lora(folder: Path, checkpoint: Checkpoint) -> LoraAdapter:
+    """Tables that are tied are one parameter, which no product of two matrices can change twice."""
+    adapter = read_lora(folder, checkpoint.shapes())
+    if checkpoint.tied_embeddings and (changed := {EMBEDDING, HEAD} & adapter.names.keys()):
+        raise UnsupportedModelError(
+            f"--lora {adapter.name} changes {min(changed)}, which is tied to another table; merge "
+            "it with PEFT and build from that folder"
+        )
+    return adapter
 
 
 def _load_gguf(source: ModelSource, context: int | None) -> Checkpoint:

@@ -134,6 +134,7 @@ def make_model_facts(
             context=checkpoint.context,
             rope=_make_rope_facts(checkpoint),
             sliding_window=checkpoint.window,
+            merged_adapter=None if checkpoint.lora is None else checkpoint.lora.name,
             tied_embeddings=checkpoint.tied_embeddings,
             bos_token_id=config.bos_token_id,
             eos_token_ids=eos_token_ids,

@@ -66,6 +66,12 @@ __all__ = ["build_command"]
     "model, else untuned]",
 )
 @click.option(
+    "--lora",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="PEFT adapter to merge into the weights: a folder with adapter_model.safetensors.",
+)
+@click.option(
     "--packed/--not-packed",
     default=False,
     show_default=True,
@@ -104,6 +110,7 @@ def build_command(
     precision: str,
     cache_form: str,
     lookahead: str | None,
+    lora: Path | None,
     prefill_chunk: int,
     out: Path | None,
     context: int | None,
@@ -132,6 +139,7 @@ def build_command(
         cache_form=CacheForm(cache_form),
         smoothing=smoothing,
         lookahead=lookahead,
+        lora=lora,
         packed=packed,
         prefill_chunk=prefill_chunk,
         out=out,

@@ -155,6 +155,8 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "context", str(model.context)
     yield "rotary embedding", f"{model.rope.kind}, theta {model.rope.theta:g}"
     yield "sliding window", str(model.sliding_window or "none")
+    if model.merged_adapter is not None:
+        yield "merged adapter", model.merged_adapter
     yield "tied embeddings", "yes" if model.tied_embeddings else "no"
     yield "end tokens", ", ".join(str(token) for token in model.eos_token_ids) or "none"
     yield "precision", manifest.precision

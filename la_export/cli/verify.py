@@ -39,6 +39,12 @@ __all__ = ["verify_command"]
     help="Where the checkpoint is now.  [default: where the bundle was made from]",
 )
 @click.option(
+    "--lora",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="The PEFT adapter that was merged into the bundle's weights, if one was.",
+)
+@click.option(
     "--prompts",
     type=click.Path(path_type=Path),
     metavar="FILE",
@@ -80,6 +86,7 @@ def verify_command(
     bundle: Path,
     reference: str,
     model: str | None,
+    lora: Path | None,
     prompts: Path | None,
     lookahead_lengths: tuple[int, ...],
     backend: str,
@@ -118,7 +125,7 @@ def verify_command(
     open_source: OpenSource | None = None
     if reference == "torch":
         _load_torch(bisect=bisect)
-        open_source = _source_opener(model, threads)
+        open_source = _source_opener(model, lora, threads)
     output = _make_output(quiet=quiet)
     with output.lines() as progress:
         report, opened = verify(
@@ -236,11 +243,11 @@ def _further_rungs(backend: str) -> tuple[Rung, ...]:
     return (TENSORS,)
 
 
-def _source_opener(model: str | None, threads: int) -> OpenSource:
+def _source_opener(model: str | None, lora: Path | None, threads: int) -> OpenSource:
     from la_export.verify.source_model import open_source
 
     def open_it(bundle: Bundle) -> SourceModel:
-        return open_source(bundle, model, threads=threads)
+        return open_source(bundle, model, threads=threads, lora=lora)
 
     return open_it
 

@@ -44,7 +44,7 @@ _OPTIONS: Final = "options.json"
 _ENGINES: Final = Path("engines")
 # Texts written side by side.
 _ROUND: Final = 128
-_WRITING_SHARE: Final = 0.15
+_WRITING_SHARE: Final = 0.2
 # Of what remains; the last figures take the rest.
 _TRAINING_SHARE: Final = 0.92
 _SHORTEST_ANSWER: Final = 4
@@ -393,7 +393,8 @@ def _provenance(
     shares = ", ".join(f"{share:.3f}" for share in figures.tuned)
     return {
         "command": f"la-export tune --model {Path(options.model).name} --k {options.k} --adapter "
-        f"{adapter} --group-mask {options.group_mask.value} --minutes {options.minutes:g}",
+        f"{adapter} --group-mask {options.group_mask.value} --minutes {options.minutes:g}"
+        + (f" --steps {options.steps}" if options.steps else ""),
         "processor": platform.machine(),
         "computed in": f"{_name_dtype(model)} on {model.device.type}",
         "texts": str(written.num_texts),

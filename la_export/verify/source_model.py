@@ -18,7 +18,6 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBas
 from la_export.adapter import NO_ADAPTER, Adapter, is_of_adapter
 from la_export.checkpoint import (
     Checkpoint,
-    ModelSource,
     find_model,
     load_checkpoint,
     name_place,
@@ -255,19 +254,22 @@ def _as_ids(value: object) -> tuple[int, ...]:
     return tuple(value)
 
 
-def open_source(bundle: Bundle, model: str | None, *, threads: int) -> CheckpointSource:
+def open_source(
+    bundle: Bundle, model: str | None, *, threads: int, lora: Path | None = None
+) -> CheckpointSource:
     """Open the checkpoint a bundle was made from, as the bundle's precision holds it.
 
     Args:
         bundle: opened, so that its digests are checked.
         model: where it is; None takes the place that the manifest's recipe names.
         threads: see `CheckpointSource`.
+        lora: see `open_checkpoint`.
 
     Raises:
         NotRunError: it cannot be found or read, or is another one.
     """
     manifest = bundle.manifest
-    checkpoint = open_checkpoint(manifest, model, otherwise="use --reference self")
+    checkpoint = open_checkpoint(manifest, model, otherwise="use --reference self", lora=lora)
     is_smoothed = bundle.has(SMOOTHING_PATH)
     return CheckpointSource(
         checkpoint,
@@ -278,24 +280,39 @@ def open_source(bundle: Bundle, model: str | None, *, threads: int) -> Checkpoin
     )
 
 
-def open_checkpoint(manifest: Manifest, model: str | None, *, otherwise: str) -> Checkpoint:
+def open_checkpoint(
+    manifest: Manifest, model: str | None, *, otherwise: str, lora: Path | None = None
+) -> Checkpoint:
     """Find the checkpoint a bundle was made from.
 
     Args:
         manifest: of the bundle.
         model: where it is; None takes the place that the manifest's recipe names.
         otherwise: what to do without it, for the message.
+        lora: folder of the adapter that was merged, if one was.
 
     Raises:
         NotRunError: it cannot be found or read, or is another one.
     """
+    merged = manifest.model.merged_adapter
+    if (merged is None) != (lora is None):
+        raise NotRunError(
+            f"the bundle has no adapter merged; leave --lora out, or {otherwise}"
+            if merged is None
+            else f"the bundle has the adapter {merged} merged; name its folder with --lora, or "
+            f"{otherwise}"
+        )
     name, revision = (model, None) if model is not None else _recorded_place(manifest, otherwise)
     try:
         source = find_model(
             name, revision=revision, allow_bin=manifest.recipe.get(ALLOW_BIN) is True
         )
-        _check_weights(name, source, manifest, otherwise)
-        return load_checkpoint(source, context=manifest.model.context)
+        if lora is None:
+            _check_weights(name, source.digest(), manifest, otherwise)
+            return load_checkpoint(source, context=manifest.model.context)
+        checkpoint = load_checkpoint(source, context=manifest.model.context, lora=lora)
+        _check_weights(name, checkpoint.source_digest(), manifest, otherwise)
+        return checkpoint
     except (CheckpointError, HostError, UsageError, OSError) as error:
         raise NotRunError(
             f"the checkpoint to compare with cannot be opened: {error}; name it with --model, or "
@@ -303,9 +320,8 @@ def open_checkpoint(manifest: Manifest, model: str | None, *, otherwise: str) ->
         ) from error
 
 
-def _check_weights(name: str, source: ModelSource, manifest: Manifest, otherwise: str) -> None:
+def _check_weights(name: str, digest: str, manifest: Manifest, otherwise: str) -> None:
     """Before the weights are loaded, which can take minutes."""
-    digest = source.digest()
     if digest != manifest.model.source_digest:
         raise NotRunError(
             f"the checkpoint {name} is not the one the bundle was made from: its weights have "

@@ -306,7 +306,8 @@ class _Maker:
             name=f"make {model.name}",
             usual_s=60 * model.effort,
             run=lambda _, limit_s: self._program(
-                "random_checkpoint", model.random, model.source, timeout_s=limit_s
+                *("random_checkpoint", "--config", model.random, "--out", model.source),
+                timeout_s=limit_s,
             ),
             obstacle=self._no_device,
         )

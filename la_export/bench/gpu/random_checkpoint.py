@@ -1,6 +1,6 @@
 """Writes a checkpoint of a known shape with weights of no meaning, one shard in memory at a time.
 
-    python -m la_export.bench.gpu.random_checkpoint llama-7b FOLDER
+    scripts/make_checkpoint --config llama-7b --out FOLDER
 
 For speed and memory only: its text is noise. Numbers are drawn once and repeated, because nothing
 that is timed depends on them and drawing seven billion takes minutes.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,6 +80,10 @@ def _list_tensors(shape: DecoderShape) -> Iterator[tuple[str, tuple[int, ...]]]:
         yield f"{prefix}.self_attn.q_proj.weight", (queries, hidden)
         yield f"{prefix}.self_attn.k_proj.weight", (keys, hidden)
         yield f"{prefix}.self_attn.v_proj.weight", (keys, hidden)
+        if shape.has_biases:
+            yield f"{prefix}.self_attn.q_proj.bias", (queries,)
+            yield f"{prefix}.self_attn.k_proj.bias", (keys,)
+            yield f"{prefix}.self_attn.v_proj.bias", (keys,)
         yield f"{prefix}.self_attn.o_proj.weight", (hidden, queries)
         yield f"{prefix}.post_attention_layernorm.weight", (hidden,)
         yield f"{prefix}.mlp.gate_proj.weight", (inner, hidden)
@@ -115,8 +120,8 @@ def _draw(pool: NDArray[np.float16], name: str, size: tuple[int, ...]) -> NDArra
 
 def _config(shape: DecoderShape) -> dict[str, object]:
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": ["Qwen2ForCausalLM" if shape.has_biases else "LlamaForCausalLM"],
+        "model_type": "qwen2" if shape.has_biases else "llama",
         "hidden_act": "silu",
         "hidden_size": shape.hidden_size,
         "intermediate_size": shape.intermediate_size,
@@ -161,13 +166,28 @@ def _write_json(path: Path, record: dict[str, object]) -> None:
 
 
 @click.command()
-@click.argument("name", type=click.Choice(sorted(SHAPES)))
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.option("--config", "name", required=True, type=click.Choice(sorted(SHAPES)))
+@click.option("--out", "folder", required=True, type=click.Path(path_type=Path), metavar="DIR")
 def _main(name: str, folder: Path) -> None:
-    """Write a checkpoint of the shape NAME into FOLDER."""
-    write_random_checkpoint(folder, SHAPES[name])
+    """Write a checkpoint of a known shape with weights of no meaning into a folder."""
+    if folder.exists() and any(folder.iterdir()):
+        raise click.UsageError(f"{folder} holds something already; choose another --out")
+    shape = SHAPES[name]
+    needed, free = _WIDTH * (shape.num_read + shape.vocab_size * shape.hidden_size), _free(folder)
+    if free < needed:
+        raise click.ClickException(
+            f"not enough disk space for {folder}: about {needed / 1e9:.1f} GB are needed, "
+            f"{free / 1e9:.1f} GB are free"
+        )
+    write_random_checkpoint(folder, shape)
     size = sum(path.stat().st_size for path in folder.iterdir())
     click.echo(json.dumps({"folder": str(folder), "bytes": size}))
+
+
+def _free(folder: Path) -> int:
+    """Bytes on the disk where a folder is, or is to be."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    return shutil.disk_usage(there).free
 
 
 if __name__ == "__main__":

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["LLAMA_7B", "SHAPES", "SMOLLM2_135M", "DecoderShape"]
+__all__ = ["DEEPSEEK_7B", "LLAMA_7B", "QWEN25_7B", "SHAPES", "SMOLLM2_135M", "DecoderShape"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderShape:
-    """A decoder of the Llama family.
+    """A decoder of the Llama family, or of Qwen2's, whose queries, keys and values have biases.
 
     Args:
         name: what it is called.
@@ -24,6 +24,7 @@ class DecoderShape:
         is_tied: whether the head reads that table.
         context: positions.
         rope_theta: base of the rotary embedding.
+        has_biases: whether it is one of Qwen2's.
     """
 
     name: str
@@ -37,6 +38,7 @@ class DecoderShape:
     is_tied: bool
     context: int
     rope_theta: float = 10_000.0
+    has_biases: bool = False
 
     @property
     def num_read(self) -> int:
@@ -79,4 +81,30 @@ LLAMA_7B: Final = DecoderShape(
     is_tied=False,
     context=2048,
 )
-SHAPES: Final = {shape.name: shape for shape in (SMOLLM2_135M, LLAMA_7B)}
+QWEN25_7B: Final = DecoderShape(
+    name="qwen2.5-7b",
+    num_layers=28,
+    num_heads=28,
+    num_kv_heads=4,
+    head_dim=128,
+    hidden_size=3584,
+    intermediate_size=18_944,
+    vocab_size=152_064,
+    is_tied=False,
+    context=32_768,
+    rope_theta=1_000_000.0,
+    has_biases=True,
+)
+DEEPSEEK_7B: Final = DecoderShape(
+    name="deepseek-7b",
+    num_layers=30,
+    num_heads=32,
+    num_kv_heads=32,
+    head_dim=128,
+    hidden_size=4096,
+    intermediate_size=11_008,
+    vocab_size=102_400,
+    is_tied=False,
+    context=4096,
+)
+SHAPES: Final = {shape.name: shape for shape in (SMOLLM2_135M, LLAMA_7B, QWEN25_7B, DEEPSEEK_7B)}
