@@ -31,6 +31,7 @@ from la_export.checkpoint.facts import (
     make_contract,
     make_model_facts,
 )
+from la_export.checkpoint.rotary import is_length_dependent
 from la_export.checkpoint.tokenizer_files import TokenizerFiles, read_tokenizer
 from la_export.graph.check import check_graph_file
 from la_export.graph.export import optimize_graph, trace_model
@@ -237,10 +238,15 @@ def _resolve(options: BuildOptions, plans: PlanOptions, progress: Progress) -> _
     if known is not None:
         progress.note(f"{known.name}: {known.note}")
     source = find_model(options.model, revision=options.revision, allow_bin=options.allow_bin)
-    name = source.name if options.lora is None else f"{source.name}-{options.lora.name}"
+    name = source.name if options.lora is None else f"{source.name}-{options.lora.resolve().name}"
     destination = options.out or _ENGINES / name
     check_destination(destination)
     checkpoint = load_checkpoint(source, context=options.context, lora=options.lora)
+    if is_length_dependent(checkpoint.config):
+        progress.note(
+            "its rotary frequencies depend on the length of the text: the bundle has those of "
+            f"{checkpoint.context} tokens, from the first token on; --context chooses others"
+        )
     if options.precision.is_integer:
         check_no_experts(checkpoint, precision=options.precision)
     if options.precision is Precision.INT4:

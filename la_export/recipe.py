@@ -61,7 +61,7 @@ def make_recipe(
     if lookahead is not None:
         recipe["lookahead"] = lookahead
     if options.lora is not None:
-        recipe["lora"] = options.lora.name
+        recipe["lora"] = options.lora.resolve().name
     recipe["target"] = target.value
     return recipe if target is Target.ONNX else recipe | _plan_keys(plans)
 

@@ -40,12 +40,15 @@ from la_export.quantize.rotation import (
 from la_export.quantize.smoothing import NO_SMOOTHING, Smoothing
 from la_export.streamed_model import HeldWeights, stream_weights
 from la_runtime.contract import Dtype
-from la_runtime.errors import BundleError
+from la_runtime.errors import BundleError, UnsupportedModelError
 from la_runtime.storage import round_to
 
 __all__ = ["ReferencePass", "TorchReference"]
 
 _Value = TypeVar("_Value")
+_FACTORS: Final = ("embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale")
+# Families whose layers add attention's output and the MLP's to a stream that their norms read.
+_TWO_SUMS: Final = frozenset({"llama", "mistral", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3"})
 
 # An end id that no model emits; transformers would put its own in the place of none.
 _NEVER: Final = -1
@@ -94,6 +97,8 @@ class TorchReference:
         _check_smoothing(model, smoothing)
         self.precision = precision
         self._model = model
+        if precision in (Precision.FP16, Precision.BF16):
+            _round_factors(model, precision.dtype)
         self._rotations = _rotation_products(smoothing)
         self._quantized: QuantizedWeights = {}
         self._held: HeldWeights | None = None
@@ -230,18 +235,21 @@ class TorchReference:
         self,
         sequences: Sequence[tuple[Sequence[int], Sequence[int]]],
         lookahead_embeddings: NDArray[np.float32] | None = None,
+        *,
+        window: int | None = None,
     ) -> list[ReferencePass]:
         """Full causal passes over some sequences: in one where weights are read for each pass.
 
         Args:
             sequences: token ids and position ids of each.
             lookahead_embeddings: see `run`.
+            window: of layers that have one; the model's own when not given.
         """
         if self._held is not None:
-            return self._run_together(sequences, lookahead_embeddings)
+            return self._run_together(sequences, lookahead_embeddings, window)
         return [
-            self.run(token_ids, lookahead_embeddings, position_ids=positions)
-            for token_ids, positions in sequences
+            self._run_together([sequence], lookahead_embeddings, window)[0]
+            for sequence in sequences
         ]
 
     @torch.no_grad()
@@ -249,6 +257,7 @@ class TorchReference:
         self,
         sequences: Sequence[tuple[Sequence[int], Sequence[int]]],
         lookahead_embeddings: NDArray[np.float32] | None,
+        window: int | None = None,
     ) -> list[ReferencePass]:
         """Rows behind a sequence's last are seen by none of its own."""
         width = max(len(token_ids) for token_ids, _ in sequences)
@@ -258,7 +267,7 @@ class TorchReference:
         self._is_lookahead = self._gate(ids)
         outputs = self._model(
             inputs_embeds=self._embed(ids, lookahead_embeddings),
-            attention_mask=self._masks(positions),
+            attention_mask=self._masks(positions, window),
             position_ids=torch.tensor(positions, dtype=torch.int64),
             past_key_values=cache,
             use_cache=True,
@@ -283,7 +292,16 @@ class TorchReference:
         Returns:
             [2 * layers + 2, tokens, hidden] float32: the embedding, the sum after each attention
             and each MLP in their order, the final norm's output.
+
+        Raises:
+            UnsupportedModelError: the model's layers are of another form.
         """
+        if self._model.config.model_type not in _TWO_SUMS:
+            raise UnsupportedModelError(
+                f"model type {self._model.config.model_type!r} has not two sums a layer that are "
+                "each read by a norm; layers are told apart in "
+                f"{', '.join(sorted(_TWO_SUMS))} models alone"
+            )
         decoder = self._model.get_decoder()
         norms = [
             *(
@@ -397,7 +415,7 @@ class TorchReference:
         return (torch.tensor(token_ids) >= self.vocab_size).unsqueeze(-1)
 
     def _masks(
-        self, positions: Sequence[Sequence[int]]
+        self, positions: Sequence[Sequence[int]], window: int | None = None
     ) -> torch.Tensor | dict[str, torch.Tensor] | None:
         """None for the model's own causal mask, where no layer has a window.
 
@@ -406,7 +424,7 @@ class TorchReference:
         """
         if SLIDING_ATTENTION not in self._kinds:
             return None
-        window = int(self._model.config.sliding_window)
+        window = window or int(self._model.config.sliding_window)
         place = torch.tensor(positions)
         is_far = place.unsqueeze(-1) - place.unsqueeze(1) >= window  # [batch, tokens, tokens]
         is_later = torch.ones_like(is_far).triu(1)
@@ -536,6 +554,19 @@ def _round_adapter(adapter: Adapter, precision: Precision) -> Adapter:
 def _round_parameters(model: PreTrainedModel, dtype: Dtype) -> None:
     for parameter in model.parameters():
         parameter.copy_(parameter.to(TORCH_DTYPES[dtype]))
+
+
+@torch.no_grad()
+def _round_factors(model: PreTrainedModel, dtype: Dtype) -> None:
+    """Numbers that a model's code multiplies activations by, which takes their dtype."""
+    for holder in (*model.modules(), model.config):
+        for name in _FACTORS:
+            factor = getattr(holder, name, None)
+            if isinstance(factor, float):
+                setattr(holder, name, float(round_to(np.array(factor, np.float32), dtype)))
+        scale = getattr(holder, "embed_scale", None)
+        if isinstance(scale, torch.Tensor):
+            scale.copy_(scale.to(TORCH_DTYPES[dtype]))
 
 
 def _stack_key_values(cache: DynamicCache) -> NDArray[np.float32]:

@@ -26,6 +26,7 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     ValidationError,
     ValidationInfo,
+    field_serializer,
     field_validator,
     model_serializer,
     model_validator,
@@ -114,10 +115,18 @@ class ModelFacts(Record):
     context: int = Field(ge=2)
     rope: RopeFacts
     sliding_window: int | None
-    merged_adapter: str | None = None
     tied_embeddings: bool
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    merged_adapter: str | None = None
+
+    @model_serializer(mode="wrap")
+    def _leave_out_what_is_not_given(self, serialize: SerializerFunctionWrapHandler) -> Any:
+        """See `GraphVariant`."""
+        facts = serialize(self)
+        if self.merged_adapter is None:
+            del facts["merged_adapter"]
+        return facts
 
 
 class GraphVariant(Record):
@@ -308,6 +317,16 @@ class Manifest(Record):
     certificates: tuple[Certificate, ...] = ()
     perplexity: PerplexityFacts | None = None
     step_times: tuple[StepTimes, ...] = ()
+
+    @field_serializer("contract", mode="wrap")
+    def _leave_out_what_has_no_window(
+        self, contract: Contract, serialize: SerializerFunctionWrapHandler
+    ) -> Any:
+        """See `GraphVariant`."""
+        facts = serialize(contract)
+        if contract.window is None:
+            del facts["window"]
+        return facts
 
     @field_validator("model")
     @classmethod

@@ -6,8 +6,8 @@ the documentation is written from it.
 
 Versions read major.minor. An optional tensor more, or another form for a variant of the graph, is a
 new minor version, and whoever knows an older one of the same major version can still drive the
-bundle's portable graph. Whatever changes a meaning is a new major version: a bundle of another
-major version is refused.
+bundle's portable graph, if it has none of what is new. Whatever changes a meaning is a new major
+version: a bundle of another major version is refused.
 """
 
 from __future__ import annotations

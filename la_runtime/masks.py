@@ -98,7 +98,8 @@ def make_sliding_mask(
         masked: see `make_attention_mask`.
         out: where to write it; new memory when not given.
     """
-    is_behind = position_ids[:, :, np.newaxis] - key_positions[:, np.newaxis] >= window
+    rows, keys = (array.astype(np.int32) for array in (position_ids, key_positions))
+    is_behind = rows[:, :, np.newaxis] - keys[:, np.newaxis] >= window
     found = np.empty_like(mask) if out is None else out
     np.copyto(found, mask)
     found[:, 0][is_behind] = masked

@@ -7,9 +7,15 @@ no certificate depends on them.
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
-from pydantic import Field, field_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from la_runtime.records import Record
 
@@ -60,6 +66,21 @@ class StepTimes(Record):
     past: int = Field(ge=0)
     slots_ms: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     times: tuple[StepTime, ...] = Field(min_length=1)
+
+    @model_serializer(mode="wrap")
+    def _leave_out_what_is_nothing(self, serialize: SerializerFunctionWrapHandler) -> Any:
+        """Runtimes from before there was such a field read the others."""
+        record = serialize(self)
+        if not self.slots_ms:
+            del record["slots_ms"]
+        return record
+
+    @model_validator(mode="after")
+    def _check_slots(self) -> StepTimes:
+        least = min((ms for _, ms in self.token_times), default=1.0)
+        if least <= 0:
+            raise ValueError(f"slots take {self.slots_ms} ms, no less than a whole step")
+        return self
 
     @field_validator("times")
     @classmethod

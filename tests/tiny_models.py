@@ -90,7 +90,6 @@ _FIELDS: Final[dict[str, dict[str, Any]]] = {
         "tie_word_embeddings": True,
         "layer_types": ["sliding_attention", "full_attention"],
     },
-    "gpt_neox": {"num_key_value_heads": 4},
     "granite": {
         "embedding_multiplier": 3.0,
         "residual_multiplier": 0.5,
@@ -144,6 +143,8 @@ def make_tiny_config(family: str = "llama", **overrides: Any) -> PreTrainedConfi
         "eos_token_id": 2,
         "pad_token_id": 0,
     }
+    if family == "gpt_neox":  # which has no such fields
+        del fields["num_key_value_heads"], fields["head_dim"]
     return _CONFIG_TYPES[family](**(fields | _FIELDS.get(family, {}) | overrides))
 
 

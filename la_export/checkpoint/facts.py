@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from la_export.checkpoint.checkpoint import Checkpoint
 from la_export.checkpoint.configuration import make_skeleton
 from la_export.checkpoint.features import rope_parameters
-from la_export.layer_kinds import FULL_ATTENTION, layer_kinds
+from la_export.layer_kinds import FULL_ATTENTION, count_kv_heads, layer_kinds
 from la_runtime.bundle import ModelFacts, RopeFacts
 from la_runtime.contract import CacheForm, Contract, Dtype
 from la_runtime.errors import CheckpointError, UnsupportedModelError
@@ -97,7 +97,7 @@ def make_contract(
         return Contract(
             cache_form=cache_form,
             num_layers=config.num_hidden_layers,
-            num_kv_heads=config.num_key_value_heads or heads,
+            num_kv_heads=count_kv_heads(config),
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
             hidden_size=config.hidden_size,
             vocab_size=config.vocab_size,
@@ -215,7 +215,7 @@ def count_operators(checkpoint: Checkpoint) -> OperatorCounts:
     config = checkpoint.traced_config
     skeleton = make_skeleton(checkpoint.source.origin, config)
     num_layers = int(config.num_hidden_layers)
-    is_capped = getattr(config, "attn_logit_softcapping", None) is not None
+    is_capped = config.model_type == "gemma2" and config.attn_logit_softcapping is not None
     turned = getattr(config, "no_rope_layers", None) or [1] * num_layers
     return OperatorCounts(
         attentions=0 if is_capped else num_layers,

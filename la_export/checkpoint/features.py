@@ -15,6 +15,7 @@ from la_export.layer_kinds import FULL_ATTENTION, SLIDING_ATTENTION, layer_kinds
 from la_runtime.errors import UnsupportedModelError, UsageError
 
 __all__ = [
+    "LENGTH_DEPENDENT_ROPE_KINDS",
     "SUPPORTED_FAMILIES",
     "SUPPORTED_ROPE_KINDS",
     "active_window",
@@ -40,10 +41,13 @@ SUPPORTED_FAMILIES: Final = (
     "smollm3",
     "stablelm",
 )
+# transformers computes their frequencies from the length of the text.
+LENGTH_DEPENDENT_ROPE_KINDS: Final = frozenset({"dynamic", "longrope"})
 SUPPORTED_ROPE_KINDS: Final = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 # Softcapping goes by many names; each changes the scores. These families' own code does it.
 _SOFTCAP: Final = re.compile("soft_?cap", re.IGNORECASE)
 _SOFTCAPPED: Final = ("gemma2", "gemma3_text")
+_MOST_STRETCHED: Final = 1_000_000
 _MIXTURES: Final = ("qwen3_moe",)
 # Configuration fields that announce a feature when they are set to something.
 _MIXTURE: Final = "a mixture of experts"
@@ -55,6 +59,7 @@ _FEATURE_FIELDS: Final[Mapping[str, str]] = {
     "kv_lora_rank": "latent attention (MLA)",
     "alibi": "ALiBi position biases",
     "is_encoder_decoder": "an encoder",
+    "use_bidirectional_attention": "attention to later tokens",
     "vision_config": "a vision tower",
     "audio_config": "an audio tower",
     "quantization_config": "quantized weights",
@@ -68,10 +73,15 @@ def check_supported(config: PreTrainedConfig) -> None:
         UnsupportedModelError: names the feature, the model type and what is supported.
     """
     check_features(config.model_type, config.to_dict())
-    for parameters in rope_parameters(config).values():
+    by_layer = rope_parameters(config)
+    for parameters in by_layer.values():
         rope_kind = parameters.get("rope_type", "default")
         if rope_kind not in SUPPORTED_ROPE_KINDS:
             raise _refusal(config.model_type, f"rotary embedding of kind {rope_kind!r}")
+        if rope_kind in LENGTH_DEPENDENT_ROPE_KINDS and len(by_layer) > 1:
+            raise _refusal(
+                config.model_type, f"rotary embedding of kind {rope_kind!r} in some layers alone"
+            )
     _check_layer_types(config)
 
 
@@ -153,11 +163,12 @@ def check_context(config: PreTrainedConfig, context: int | None) -> int:
     made_for = int(config.max_position_embeddings)
     if context is None:
         return made_for
-    stretches = [
-        float(parameters.get("factor") or 1.0)
+    factors = [
+        parameters.get("factor")
         for parameters in rope_parameters(config).values()
         if parameters.get("rope_type") == "dynamic"
     ]
+    stretches = [f for f in factors if isinstance(f, int | float) and 1 <= f < _MOST_STRETCHED]
     longest = int(made_for * max(stretches, default=1.0))
     if not 2 <= context <= longest:
         raise UsageError(

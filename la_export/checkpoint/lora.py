@@ -37,7 +37,16 @@ _UNSUPPORTED: Final[Mapping[str, str]] = {
     "lora_bias": "biases",
     "trainable_token_indices": "trained tokens",
     "layer_replication": "replicated layers",
+    "target_parameters": "parameters of no layer",
+    "alora_invocation_tokens": "tokens that switch it on",
+    "loftq_config": "weights quantized beside it",
+    "corda_config": "weights taken apart beside it",
+    "eva_config": "ranks of each layer's own",
 }
+# How its matrices began, where that left the model's weights as they are; other ways took a part of
+# them out, which a file does not say.
+_HARMLESS_BEGINNINGS: Final = (None, True, False, "gaussian", "orthogonal")
+_PLAIN_PATTERN: Final = re.compile(r"[\w.*|()\[\]-]{1,200}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +104,7 @@ def read_lora(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> LoraAdapte
         UnsupportedModelError: it is another kind of adapter.
         CheckpointError: it is damaged, or another model's.
     """
+    folder = folder.resolve()  # its name is what is shown, and kept
     fields = _read_config(folder)
     kind = fields.get("peft_type")
     if kind != "LORA":
@@ -107,6 +117,12 @@ def read_lora(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> LoraAdapte
                 f"--lora {folder.name} has {feature} ({field}), which is not merged; "
                 "merge it with PEFT and build from that folder"
             )
+    if fields.get("init_lora_weights") not in _HARMLESS_BEGINNINGS:
+        raise UnsupportedModelError(
+            f"--lora {folder.name} began as {fields['init_lora_weights']!r} (init_lora_weights), "
+            "which changes the model's own weights too; merge it with PEFT and build from that "
+            "folder"
+        )
     if fields.get("bias", "none") != "none" or fields.get("fan_in_fan_out"):
         raise UnsupportedModelError(
             f"--lora {folder.name} changes biases or transposed weights, which are not merged; "
@@ -130,7 +146,7 @@ def read_lora(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> LoraAdapte
     digest.update(path.read_bytes())
     return LoraAdapter(
         name=folder.name,
-        scalings={name: _scaling(fields, name, rank) for name, rank in ranks.items()},
+        scalings={n: _scaling(fields, n, rank, folder.name) for n, rank in ranks.items()},
         tensors=tensors,
         names=names,
         digest=digest.hexdigest(),
@@ -185,7 +201,7 @@ def _check_pair(
             "another model"
         )
     first, second = (tuple(tensors.load(name).shape) for name in pair)
-    fits = len(first) == len(second) == 2 and first[0] == second[1]
+    fits = len(first) == len(second) == 2 and 0 < first[0] == second[1]
     if not fits or (second[0], first[1]) != shapes[parameter]:
         raise CheckpointError(
             f"--lora {adapter} has matrices of shapes {list(first)} and {list(second)} for "
@@ -194,11 +210,36 @@ def _check_pair(
     return first[0]
 
 
-def _scaling(fields: Mapping[str, Any], parameter: str, rank: int) -> float:
-    """Alpha may be given for some layers apart; the rank is the matrices'."""
+def _scaling(fields: Mapping[str, Any], parameter: str, rank: int, adapter: str) -> float:
+    """Alpha may be given for some layers apart, the first pattern counts; the rank is the
+    matrices'.
+    """
     layer = parameter.removesuffix(".weight")
+    patterns = fields.get("alpha_pattern") or {}
     alpha = fields.get("lora_alpha", rank)
-    for pattern, value in (fields.get("alpha_pattern") or {}).items():
+    if not isinstance(patterns, dict) or not _are_plain(patterns):
+        raise CheckpointError(
+            f"alpha_pattern of --lora {adapter} is {patterns!r:.80}, expected names of layers and "
+            "numbers"
+        )
+    for pattern, value in patterns.items():
         if re.fullmatch(rf"(.*\.)?({pattern})", layer):
             alpha = value
+            break
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise CheckpointError(
+            f"lora_alpha of --lora {adapter} is {alpha!r:.80}, expected a finite number"
+        )
     return float(alpha) / (math.sqrt(rank) if fields.get("use_rslora") else rank)
+
+
+def _are_plain(patterns: Mapping[Any, Any]) -> bool:
+    """Whether they are regular expressions as PEFT writes them, and none that takes for ever."""
+    for pattern in patterns:
+        if not isinstance(pattern, str) or _PLAIN_PATTERN.fullmatch(pattern) is None:
+            return False
+        try:
+            re.compile(pattern)
+        except re.error:
+            return False
+    return True

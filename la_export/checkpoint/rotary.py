@@ -14,11 +14,10 @@ from torch import nn
 from transformers import PreTrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from la_export.checkpoint.features import rope_parameters
+from la_export.checkpoint.features import LENGTH_DEPENDENT_ROPE_KINDS, rope_parameters
 
 __all__ = ["fix_rotary", "is_length_dependent"]
 
-_LENGTH_DEPENDENT: Final = frozenset({"dynamic", "longrope"})
 # No kind that transformers' own forward acts upon.
 _FIXED: Final = "fixed"
 
@@ -26,7 +25,7 @@ _FIXED: Final = "fixed"
 def is_length_dependent(config: PreTrainedConfig) -> bool:
     """Whether transformers computes frequencies from the length of the text."""
     return any(
-        parameters.get("rope_type") in _LENGTH_DEPENDENT
+        parameters.get("rope_type") in LENGTH_DEPENDENT_ROPE_KINDS
         for parameters in rope_parameters(config).values()
     )
 
@@ -43,7 +42,7 @@ def fix_rotary(model: nn.Module, config: PreTrainedConfig, context: int) -> None
         return
     for module in model.modules():
         kind = getattr(module, "rope_type", None)
-        if kind not in _LENGTH_DEPENDENT:
+        if kind not in LENGTH_DEPENDENT_ROPE_KINDS:
             continue
         frequencies, scaling = ROPE_INIT_FUNCTIONS[kind](
             config, device=module.inv_freq.device, seq_len=context

@@ -33,6 +33,12 @@ _DEFAULT_TOKENS = 50_000
     help="Where the checkpoint is now.  [default: where the bundle was made from]",
 )
 @click.option(
+    "--lora",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="The PEFT adapter that was merged into the bundle's weights, if one was.",
+)
+@click.option(
     "--tokens",
     "num_tokens",
     type=click.IntRange(min=100),
@@ -54,6 +60,7 @@ _DEFAULT_TOKENS = 50_000
 def perplexity_command(
     bundle: Path,
     model: str | None,
+    lora: Path | None,
     num_tokens: int,
     threads: int,
     *,
@@ -83,7 +90,7 @@ def perplexity_command(
         _note_writer(texts, opened.manifest, console)
         scorer = BackendScorer(engine.backend, context=opened.manifest.model.context)
         of_bundle = measure(scorer, texts, _tell_measured("bundle", console))
-    of_source = _measure_source(opened.manifest, model, texts, threads, console)
+    of_source = _measure_source(opened.manifest, model, lora, texts, threads, console)
     facts = make_facts(
         texts, of_bundle, of_source, backend="ort-cpu", source=_describe(opened.manifest)
     )
@@ -100,7 +107,12 @@ def perplexity_command(
 
 
 def _measure_source(
-    manifest: Manifest, model: str | None, texts: Texts, threads: int, console: Console
+    manifest: Manifest,
+    model: str | None,
+    lora: Path | None,
+    texts: Texts,
+    threads: int,
+    console: Console,
 ) -> tuple[Perplexity, ...] | None:
     """The source's perplexity; None, with a line, where only the manifest said where it is.
 
@@ -114,7 +126,9 @@ def _measure_source(
     from la_export.verify.source_model import open_checkpoint
 
     try:
-        checkpoint = open_checkpoint(manifest, model, otherwise="do without the source's figures")
+        checkpoint = open_checkpoint(
+            manifest, model, otherwise="do without the source's figures", lora=lora
+        )
     except NotRunError as error:
         if model is not None:
             raise

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from la_export.checkpoint.checkpoint import LARGEST_HELD_BYTES
 from la_export.checkpoint.facts import TOP_C, build_disk_bytes, scatter_capacity
 from la_export.estimate.formulas import (
     activation_bytes,
@@ -13,6 +14,7 @@ from la_export.estimate.formulas import (
     cpu_weight_bytes,
     graph_bytes,
     joined_cache_bytes,
+    largest_part_bytes,
     logits_bytes,
     lookahead_bytes,
     mask_bytes,
@@ -52,6 +54,8 @@ _COMPILER_BYTES: Final = 800_000_000
 _CUDA_BYTES: Final = 1_000_000_000
 # Float32 copies in the process that builds: PyTorch's, and ONNX Runtime's as stored and as packed.
 _CHECK_COPIES: Final = 3
+# Of a large model's largest part, which is read, turned and rounded; a rule of thumb, not measured.
+_PART_COPIES: Final = 5
 # Copies in the process that compiles a plan: as parsed, as converted, as written.
 _PLAN_COPIES: Final = 3
 
@@ -77,7 +81,10 @@ def estimate(shape: ModelShape, options: EstimateOptions) -> Estimate:
 def _estimate_target(shape: ModelShape, options: EstimateOptions, target: Target) -> TargetEstimate:
     dtype = options.build.precision.dtype
     weights = weight_bytes(shape, dtype)
-    exporting = _EXPORTER_BYTES + _CHECK_COPIES * weight_bytes(shape, Dtype.FLOAT32)
+    held = weight_bytes(shape, Dtype.FLOAT32)
+    is_streamed = held > LARGEST_HELD_BYTES
+    checked = _PART_COPIES * largest_part_bytes(shape) if is_streamed else _CHECK_COPIES * held
+    exporting = _EXPORTER_BYTES + checked
     compiling = _COMPILER_BYTES + _PLAN_COPIES * weights if target.has_plans else 0
     opening = 0 if target is Target.ORT_CPU else _CUDA_BYTES + weights
     files = tuple(_list_files(shape, options, target))

@@ -17,6 +17,7 @@ __all__ = [
     "cpu_weight_bytes",
     "graph_bytes",
     "joined_cache_bytes",
+    "largest_part_bytes",
     "logits_bytes",
     "lookahead_bytes",
     "mask_bytes",
@@ -59,6 +60,17 @@ def cpu_weight_bytes(shape: ModelShape, dtype: Dtype) -> int:
     """
     stored = weight_bytes(shape, dtype)
     return stored if dtype is Dtype.FLOAT32 else stored + weight_bytes(shape, Dtype.FLOAT32)
+
+
+def largest_part_bytes(shape: ModelShape) -> int:
+    """The embedding table or a decoder layer in float32, whichever is larger.
+
+    Source: of a large model, a build holds such parts one at a time. A layer is what is left of all
+    parameters without two tables, or more where embedding and head are one.
+    """
+    table = shape.vocab_size * shape.hidden_size
+    layer = max(0, shape.num_parameters - 2 * table) // shape.num_layers
+    return _FLOAT32_BYTES * max(table, layer)
 
 
 def plan_bytes(shape: ModelShape, dtype: Dtype, *, profiles: int) -> int:

@@ -8,6 +8,7 @@ from la_export.checkpoint.features import check_context, check_features, check_s
 from la_export.checkpoint.gguf_file import check_gguf
 from la_export.checkpoint.sources import ModelSource, WeightFormat, find_configuration
 from la_export.estimate.shape import ModelShape
+from la_export.layer_kinds import count_kv_heads
 
 __all__ = ["read_shape"]
 
@@ -37,7 +38,7 @@ def read_shape(model: str, *, revision: str | None, context: int | None) -> Mode
         num_parameters=sum(parameter.numel() for parameter in parameters.values()),
         num_layers=config.num_hidden_layers,
         num_heads=heads,
-        num_kv_heads=config.num_key_value_heads or heads,
+        num_kv_heads=count_kv_heads(config),
         head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,

@@ -44,7 +44,9 @@ def experts_forward(
     gate, up = joined.chunk(2, dim=-1)  # [experts, rows, inner] each
     inner = module.act_fn(gate) * up  # type: ignore[operator]
     outputs = torch.matmul(inner, down_proj.transpose(1, 2))
-    weighted = outputs * shares.T.unsqueeze(-1).to(outputs.dtype)  # [experts, rows, hidden]
+    weights = shares.T.unsqueeze(-1).to(outputs.dtype)  # [experts, rows, 1]
+    # A choice, no product: what an expert makes of rows that are not its own may be infinite.
+    weighted = torch.where(weights > 0, outputs * weights, 0)  # [experts, rows, hidden]
     return weighted.sum(dim=0)
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 from transformers import PreTrainedModel
 
+from la_export.layer_kinds import count_kv_heads
 from la_export.quantize.rotation import Rotation, largest_block, make_basis
 from la_export.quantize.smoothing import Seam, Smoothing, make_smoothing
 
@@ -65,7 +66,7 @@ def find_seams(model: PreTrainedModel) -> tuple[Seam, ...]:
     """
     decoder = model.get_decoder()
     prefix = next(name for name, module in model.named_modules() if module is decoder)
-    groups = model.config.num_attention_heads // model.config.num_key_value_heads
+    groups = model.config.num_attention_heads // count_kv_heads(model.config)
     seams = []
     for index, layer in enumerate(decoder.layers):
         place = f"{prefix}.layers.{index}."

@@ -42,6 +42,13 @@ _TEXTS: Final = "texts.json"
 _STATE: Final = "training.safetensors"
 _OPTIONS: Final = "options.json"
 _ENGINES: Final = Path("engines")
+# What a model does to scores beside the head's product, and the value that does nothing.
+_SCORE_FIELDS: Final = {
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+    "logits_scaling": 1.0,
+    "logit_scale": 1.0,
+}
 # Texts written side by side.
 _ROUND: Final = 128
 _WRITING_SHARE: Final = 0.2
@@ -224,6 +231,7 @@ def _load(source: ModelSource, text_tokens: int) -> Checkpoint:
         UnsupportedModelError: it is narrower.
     """
     checkpoint = load_checkpoint(source, context=None)
+    _check_scores(checkpoint)
     if checkpoint.window is not None:
         checkpoint = load_checkpoint(source, context=text_tokens)
     if checkpoint.window is not None:
@@ -232,6 +240,21 @@ def _load(source: ModelSource, text_tokens: int) -> Checkpoint:
             f"tune with --text-tokens {checkpoint.window} or less"
         )
     return checkpoint
+
+
+def _check_scores(checkpoint: Checkpoint) -> None:
+    """Lookaheads learn from what the head says, which has to be the model's scores.
+
+    Raises:
+        UnsupportedModelError: the model caps or scales them, or caps those of attention.
+    """
+    config = checkpoint.config
+    for field, neutral in _SCORE_FIELDS.items():
+        if getattr(config, field, None) not in (None, neutral):
+            raise UnsupportedModelError(
+                f"model type {config.model_type!r} caps or scales scores ({field}), which tuning "
+                "does not do yet; build with --lookahead untuned"
+            )
 
 
 def _check_out(out: Path) -> Path:

@@ -30,7 +30,7 @@ _KEPT_BYTES = 8 << 20
 _KEPT_TIMES = 4
 _MOST_KEPT_SHAPES = 64
 # As many as a `BlockWriter` has in turn, and no wide mask.
-_MOST_KEPT_ARRAYS = 40
+_MOST_KEPT_ARRAYS = 48
 _MOST_KEPT_BYTES = 1 << 20
 
 # Every step reads them, and an enumeration calls a function to find a member.

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from la_export.options import Precision
 from la_export.pipeline import BuildOptions, build
 from la_export.reference import TorchReference
 from la_runtime import Engine
@@ -118,6 +119,31 @@ def test_a_cache_of_fixed_places_has_windows_too(family: str, tmp_path: Path) ->
         prefill_chunk=16,
     )
     check_tokens(build(options).bundle, TorchReference.load(str(checkpoint)))
+
+
+@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("gemma3_text", {}),
+        ("granite", {"residual_multiplier": 0.22, "embedding_multiplier": 11.3}),
+        ("cohere", {"logit_scale": 0.8333}),
+    ],
+)
+def test_factors_of_a_model_s_code_are_rounded_as_its_weights_are(
+    family: str, fields: dict[str, Any], precision: Precision, tmp_path: Path
+) -> None:
+    """The root of 96, by which Gemma scales its table, is no number of 16 bits."""
+    folder = make_tiny_checkpoint(tmp_path / "model", family, hidden_size=96, **fields)
+
+    report = build(
+        BuildOptions(
+            model=str(folder), lookahead_lengths=(2,), precision=precision, out=tmp_path / "bundle"
+        )
+    )
+
+    checks = {check.name: check for check in report.manifest.checks}
+    assert checks["float32_twin.logits"].value <= checks["float32_twin.logits"].bound
 
 
 def test_a_window_as_long_as_the_context_is_none(tmp_path: Path) -> None:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from la_export.checkpoint import checkpoint as checkpoint_module
 from la_export.checkpoint import find_model, load_checkpoint
 from la_export.graph import sliced_session
 from la_export.options import BuildOptions, Precision
 from la_export.pipeline import build
+from la_export.quantize import calibration
 from la_export.quantize.calibration import calibrate
 from la_export.quantize.smoothing import NO_SMOOTHING
 from la_export.reference import TorchReference
@@ -117,7 +117,7 @@ def test_weights_are_the_same_one_at_a_time(tmp_path: Path) -> None:
         np.testing.assert_array_equal(quantize().scales, by_name[names[0]]().scales)
 
 
-@pytest.mark.parametrize("precision", [Precision.FP32, Precision.FP16, Precision.INT4])
+@pytest.mark.parametrize("precision", [p for p in Precision if p is not Precision.BF16])
 def test_a_large_model_is_built_to_the_same_bytes(
     precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +152,7 @@ def test_a_large_model_is_smoothed_without_writing(
     folder = make_tiny_checkpoint(tmp_path / "model", seed=4)
     monkeypatch.setattr(checkpoint_module, "LARGEST_HELD_BYTES", 0)
     monkeypatch.setattr(sliced_session, "_WHOLE_BYTES", 0)
+    monkeypatch.setattr(calibration, "_write", None)
 
     report = build(
         BuildOptions(
@@ -167,4 +168,3 @@ def test_a_large_model_is_smoothed_without_writing(
         "float_activations.logits",
         "ort-cpu.float_activations.logits",
     }
-    assert torch.get_num_threads() >= 1

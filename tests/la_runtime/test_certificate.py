@@ -14,6 +14,7 @@ from la_runtime.bundle import (
     MANIFEST_NAME,
     Bundle,
     Certificate,
+    Manifest,
     open_bundle,
     seal_bundle,
 )
@@ -62,6 +63,19 @@ def make_certificate(bundle: Bundle, **changes) -> Certificate:
         "report": "reports/verify-1.json",
     }
     return Certificate(**(HERE | fields | changes))
+
+
+def test_facts_of_a_manifest_from_before_keep_their_hash():
+    """Fields that came later are no part of it where they are not given."""
+    data = Path(__file__).parents[1] / "data" / "manifest-1.3.json"
+    manifest = Manifest.model_validate_json(data.read_bytes())
+
+    assert manifest.contract.version == "1.3"
+    assert [c.facts_sha256 for c in manifest.certificates] == [hash_facts(manifest)]
+    written = json.loads(manifest.model_dump_json())
+    assert written["contract"].keys() == json.loads(data.read_bytes())["contract"].keys()
+    assert written["model"] == json.loads(data.read_bytes())["model"]
+    assert written["step_times"] == json.loads(data.read_bytes())["step_times"]
 
 
 def reopen(bundle: Bundle) -> Bundle:

@@ -33,6 +33,7 @@ def test_supported_families_pass(family: str) -> None:
         ("deepseek_v3", {"n_routed_experts": 256}, "a mixture of experts"),
         ("minicpm3", {"kv_lora_rank": 256}, r"latent attention \(MLA\)"),
         ("falcon", {"alibi": True}, "ALiBi position biases"),
+        ("gemma2", {"use_bidirectional_attention": True}, "attention to later tokens"),
         ("t5", {"is_encoder_decoder": True}, "an encoder"),
         ("qwen2_vl", {"vision_config": {"depth": 2}}, "a vision tower"),
         ("llama", {"quantization_config": {"quant_method": "gptq"}}, "quantized with gptq"),
@@ -54,6 +55,26 @@ def test_unknown_rope_is_refused_by_name() -> None:
     config.rope_parameters = {"rope_type": "spiral", "rope_theta": 1e4, "factor": 2.0}
     with pytest.raises(UnsupportedModelError, match="rotary embedding of kind 'spiral'"):
         check_supported(config)
+
+
+def test_tables_of_the_length_in_some_layers_alone_are_refused() -> None:
+    config = make_tiny_config("gemma3_text")
+    config.rope_parameters["full_attention"] |= {"rope_type": "dynamic", "factor": 2.0}
+    with pytest.raises(UnsupportedModelError, match="'dynamic' in some layers alone"):
+        check_supported(config)
+
+
+@pytest.mark.parametrize("family", ["llama", "granite", "olmo2"])
+def test_a_window_that_a_family_s_code_does_not_read_is_none(family: str) -> None:
+    config = make_tiny_config(family)
+    config.sliding_window = 8
+    assert active_window(config, CONTEXT) is None
+
+
+def test_one_window_is_every_layer_s_whatever_they_are_called() -> None:
+    config = make_tiny_config("mistral", sliding_window=8)
+    config.layer_types = ["full_attention"] * 2
+    assert active_window(config, CONTEXT) == 8
 
 
 def test_rope_of_each_kind_of_layer_is_looked_at() -> None:

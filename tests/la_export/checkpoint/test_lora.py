@@ -85,6 +85,10 @@ def scores_with(model: Path, adapter: Path, scalings: dict[str, float]) -> np.nd
         ({}, lambda name: 6 / RANK),
         ({"use_rslora": True}, lambda name: 6 / RANK**0.5),
         ({"alpha_pattern": {"q_proj": 2}}, lambda name: (2 if "q_proj" in name else 6) / RANK),
+        (
+            {"alpha_pattern": {"model.layers.0.self_attn.q_proj": 2, "q_proj": 9}},
+            lambda name: ((2 if ".0." in name else 9) if "q_proj" in name else 6) / RANK,
+        ),
         ({"alpha_pattern": {"layers.1.*": 1}}, lambda name: (1 if ".1." in name else 6) / RANK),
     ],
 )
@@ -142,6 +146,11 @@ def test_a_bundle_with_an_adapter_merged_says_so_and_decodes_as_pytorch(
         ({"peft_type": "IA3"}, UnsupportedModelError, "of kind 'IA3'; only LORA"),
         ({"use_dora": True}, UnsupportedModelError, "has DoRA"),
         ({"modules_to_save": ["lm_head"]}, UnsupportedModelError, "has whole modules"),
+        ({"init_lora_weights": "pissa_niter_4"}, UnsupportedModelError, "'pissa_niter_4'"),
+        ({"alpha_pattern": {"(a+)+": 1}}, CheckpointError, "alpha_pattern of --lora style"),
+        ({"alpha_pattern": {"q_proj(": 1}}, CheckpointError, "alpha_pattern of --lora style"),
+        ({"alpha_pattern": ["q_proj"]}, CheckpointError, "alpha_pattern of --lora style"),
+        ({"lora_alpha": None}, CheckpointError, "lora_alpha of --lora style is None"),
         ({"bias": "all"}, UnsupportedModelError, "changes biases"),
         ({"fan_in_fan_out": True}, UnsupportedModelError, "transposed weights"),
         ({"drop": "layers.0.mlp.down_proj.lora_B"}, CheckpointError, "half of a pair"),

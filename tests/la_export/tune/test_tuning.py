@@ -199,6 +199,14 @@ def test_a_sliding_window_wider_than_the_texts_does_not_matter(tmp_path):
     assert report.path.exists()
 
 
+@pytest.mark.parametrize("family", ["gemma2", "granite", "cohere"])
+def test_models_whose_scores_are_no_plain_product_are_refused(family, tmp_path):
+    folder = make_tiny_checkpoint(tmp_path / "model", family)
+
+    with pytest.raises(UnsupportedModelError, match="which tuning does not do yet"):
+        tune(small(folder, tmp_path / "t.safetensors", text_tokens=16), Listener())
+
+
 def test_texts_wider_than_a_sliding_window_are_refused(tmp_path):
     windowed = make_tiny_checkpoint(tmp_path / "windowed", "mistral", sliding_window=32)
 
