@@ -9,6 +9,7 @@ from typing import Final
 
 from la_runtime.contract import CacheForm, Dtype
 from la_runtime.errors import UsageError
+from la_runtime.group_mask import UNTUNED
 
 __all__ = [
     "DEFAULT_PREFILL_CHUNK",
@@ -22,7 +23,6 @@ __all__ = [
 LARGEST_K: Final = 16
 DEFAULT_PREFILL_CHUNK: Final = 512
 SHIPPED: Final = "shipped"
-UNTUNED: Final = "untuned"
 
 
 class Precision(StrEnum):

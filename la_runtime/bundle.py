@@ -42,7 +42,7 @@ from la_runtime.errors import (
     LookaheadError,
     UsageError,
 )
-from la_runtime.layout import GroupMask
+from la_runtime.group_mask import UNTUNED, GroupMask
 from la_runtime.plans import PLANS_FOLDER, PlanFacts
 from la_runtime.records import Record, RelativePath
 from la_runtime.step_times import StepTimes
@@ -187,6 +187,11 @@ class LookaheadFacts(Record):
     origin: str
     group_mask: GroupMask
     num_adapter_weights: int | None = Field(default=None, ge=1)
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether they were taught."""
+        return self.origin != UNTUNED
 
     @model_serializer(mode="wrap")
     def _leave_out_what_is_not_given(self, serialize: SerializerFunctionWrapHandler) -> Any:

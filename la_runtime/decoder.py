@@ -55,6 +55,7 @@ class Decoder:
         epsilon: margin of a near-tie, see `SamplingParams.strict`.
         costs: how long passes take, for requests whose steps are planned.
         most_rows: rows of the widest step to plan, at most 32 and what the backend can run.
+        is_tuned: whether the lookaheads were taught; decides what they are first taken to be worth.
     """
 
     def __init__(
@@ -67,11 +68,13 @@ class Decoder:
         epsilon: float = DEFAULT_EPSILON,
         costs: StepCosts = ASSUMED_COSTS,
         most_rows: int = MOST_PLANNED_ROWS,
+        is_tuned: bool = False,
     ) -> None:
         self.backend = backend
         self.costs = costs
         limits = (most_rows, backend.limits.block, backend.limits.rows, MOST_PLANNED_ROWS)
         self._most_rows = min(limit for limit in limits if limit is not None)
+        self._is_tuned = is_tuned
         self.context = context
         self.eos_token_ids = frozenset(eos_token_ids)
         self.group_mask = group_mask
@@ -187,9 +190,16 @@ class Decoder:
             )
             return Drafter(make_chain() if is_exact and k else {}, planner, row_places=row_places)
         num_slots = k if SourceName.LOOKAHEAD in names else 0
-        sources = make_sources(names, prompt=[int(token) for token in prompt], k=num_slots)
+        sources = make_sources(
+            names,
+            prompt=[int(token) for token in prompt],
+            k=num_slots,
+            is_tuned=self._is_tuned,
+        )
         if most_drafts is None and layout is None:
-            planned = CostPlanner(self.costs, k=num_slots, most_rows=self._most_rows)
+            planned = CostPlanner(
+                self.costs, k=num_slots, most_rows=self._most_rows, is_tuned=self._is_tuned
+            )
             return Drafter(sources, planned, row_places=row_places)
         planner = FixedPlanner(
             k=num_slots,

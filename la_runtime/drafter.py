@@ -38,7 +38,7 @@ def make_chain() -> dict[SourceName, Source]:
 
 
 def make_sources(
-    names: Sequence[SourceName], *, prompt: Sequence[int], k: int
+    names: Sequence[SourceName], *, prompt: Sequence[int], k: int, is_tuned: bool = False
 ) -> dict[SourceName, Source]:
     """Sources by name, for a sequence that begins with a prompt.
 
@@ -46,6 +46,7 @@ def make_sources(
         names: which.
         prompt: token ids.
         k: most slots of a group; without any the slots propose nothing.
+        is_tuned: whether the lookaheads were taught.
     """
     made: dict[SourceName, Source] = {}
     root = (prompt[max(-2, -len(prompt))], prompt[-1])
@@ -56,7 +57,7 @@ def make_sources(
             continue
         match name:
             case SourceName.LOOKAHEAD:
-                made[name] = SlotTree(k, root, successors)
+                made[name] = SlotTree(k, root, successors, is_tuned=is_tuned)
             case SourceName.SUFFIX:
                 made[name] = SuffixSource(prompt)
             case SourceName.RECYCLED:

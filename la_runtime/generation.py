@@ -149,6 +149,7 @@ class Engine:
             epsilon=epsilon,
             costs=costs,
             most_rows=_most_planned_rows(policy),
+            is_tuned=bundle.manifest.lookahead.is_tuned,
         )
         self._policy = policy or self._decoder.default_policy
         self._scratch = self._decoder.make_scratch()

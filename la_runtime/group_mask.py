@@ -1,10 +1,14 @@
-"""What lookahead slots see of their own group. Light, so that commands may know it."""
+"""What a manifest says of lookaheads. Light, so that commands may know it."""
 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
-__all__ = ["GroupMask"]
+__all__ = ["UNTUNED", "GroupMask"]
+
+# The origin of lookaheads that nobody taught.
+UNTUNED: Final = "untuned"
 
 
 class GroupMask(StrEnum):

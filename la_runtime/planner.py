@@ -147,8 +147,9 @@ _GROUPS: Final = (
     (1, 2), (1, 1), (2, 1), (2, 2), (3, 1), (3, 2), (1, 4), (4, 2), (6, 2),
 )  # fmt: skip
 _PASSES_BETWEEN_PROBES: Final = 48
-# Of each slot of a group in turn.
+# Of each slot of a group in turn, until some were seen.
 _FIRST_GAINS: Final = (0.2, 0.06, 0.03, 0.03)
+_FIRST_GAINS_TUNED: Final = (0.35, 0.12, 0.05, 0.03)
 # What drafts have to promise: their chances and the times are estimates.
 _LEAST_SPEEDUP: Final = 1.03
 _GAIN_WEIGHT: Final = 0.06
@@ -165,15 +166,17 @@ class CostPlanner:
         costs: time of a pass.
         k: most slots of a group; 0 for none at all.
         most_rows: rows of the widest pass.
+        is_tuned: whether the lookaheads were taught.
     """
 
-    def __init__(self, costs: StepCosts, *, k: int, most_rows: int) -> None:
+    def __init__(self, costs: StepCosts, *, k: int, most_rows: int, is_tuned: bool = False) -> None:
         self._costs = costs
         sizes = dict.fromkeys((groups, min(slots, k)) for groups, slots in _GROUPS) if k else ()
         self._sizes = [(groups, slots) for groups, slots in sizes if groups * slots < most_rows]
         self.most_rows = most_rows
         self.most_drafts = most_rows - 1
-        self._added = list(_FIRST_GAINS)  # by each slot of the groups of a pass
+        # By each slot of the groups of a pass.
+        self._added = list(_FIRST_GAINS_TUNED if is_tuned else _FIRST_GAINS)
         self._covered = 1.0  # the chance that one stood right
         self._last_covered = 0.0
         self._last_slots = 0

@@ -85,6 +85,7 @@ class _Standing(IntEnum):
 
 
 # Share of its probability that a proposal is worth until something was seen, by its standing.
+# Starting values, learnt over: of lookaheads that nobody taught, and of tuned ones.
 _FIRST_GUESSES: Final = {
     _Standing.NO_LIST: 0.4,
     _Standing.FIRST_OF_TWO: 0.9,
@@ -92,6 +93,15 @@ _FIRST_GUESSES: Final = {
     _Standing.NOT_LISTED_OF_TWO: 0.2,
     _Standing.LISTED_OF_ONE: 0.7,
     _Standing.NOT_LISTED_OF_ONE: 0.3,
+}
+
+_FIRST_GUESSES_TUNED: Final = {
+    _Standing.NO_LIST: 0.9,
+    _Standing.FIRST_OF_TWO: 1.0,
+    _Standing.LISTED_OF_TWO: 0.8,
+    _Standing.NOT_LISTED_OF_TWO: 0.5,
+    _Standing.LISTED_OF_ONE: 1.0,
+    _Standing.NOT_LISTED_OF_ONE: 0.7,
 }
 
 _Proposals: TypeAlias = list[tuple[int, int]]
@@ -113,16 +123,23 @@ class SlotTree:
         num_slots: most slots of a group.
         root: the last two tokens of the sequence; its only one twice.
         successors: what followed tokens elsewhere; somebody else keeps it up, behind this source.
+        is_tuned: whether the lookaheads were taught, so that their probabilities mean something.
     """
 
     def __init__(
-        self, num_slots: int, root: Bigram = (0, 0), successors: Successors | None = None
+        self,
+        num_slots: int,
+        root: Bigram = (0, 0),
+        successors: Successors | None = None,
+        *,
+        is_tuned: bool = False,
     ) -> None:
+        guesses = _FIRST_GUESSES_TUNED if is_tuned else _FIRST_GUESSES
         middles = [
             (low + high) / 2 for low, high in zip((0.0, *_RANGES), (*_RANGES, 1.0), strict=True)
         ]
         self._rates = [
-            [make_rates([_FIRST_GUESSES[standing] * middle for middle in middles])
+            [make_rates([guesses[standing] * middle for middle in middles])
              for standing in _Standing]
             for _ in range(num_slots)
         ]  # fmt: skip

@@ -67,6 +67,20 @@ def test_slots_go_where_the_path_likely_ends():
     assert {0, 2} <= {group.node for group in plan.groups}
 
 
+def test_tuned_slots_are_tried_at_once():
+    """Where untuned ones would have to promise more than is first taken for granted."""
+    costs = StepCosts([(1, 1.0), (32, 6.0)])
+    plans = []
+    for is_tuned in (False, True):
+        planner = CostPlanner(costs, k=2, most_rows=32, is_tuned=is_tuned)
+        planner.first()
+        plans.append(planner.plan(NO_RANKING, batch=1, has_read_slots=False))
+
+    untuned, tuned = plans
+    assert not untuned.groups
+    assert tuned.groups
+
+
 def test_slots_that_add_nothing_are_left_out_and_tried_again_now_and_then():
     planner = CostPlanner(StepCosts([(1, 1.0), (32, 3.0)]), k=4, most_rows=32)
     planner.first()

@@ -54,6 +54,22 @@ def test_a_probability_is_worth_what_came_of_it():
     assert chances[1] < 0.1
 
 
+def test_tuned_slots_are_believed_from_the_start_and_found_out_all_the_same():
+    chances = []
+    for is_tuned in (False, True):
+        tree = SlotTree(1, is_tuned=is_tuned)
+        first = None
+        for _ in range(60):
+            tree.learn(make_news([6], groups=(Group(0, 1),), best={1: {7: 9.0, 3: 0.0}}))
+            found = tree.propose().chances
+            first = found[0] if first is None else first
+        chances.append((first, found[0] if found else 0.0))
+
+    (untuned, _), (tuned, at_last) = chances
+    assert tuned > 2 * untuned > 0
+    assert at_last < 0.1
+
+
 def test_slots_without_a_finite_score_propose_nothing():
     tree = SlotTree(2)
     tree.learn(make_news([5], groups=GROUP, best={1: {7: math.nan, 3: 1.0}, 2: {8: 1.0}}))
