@@ -69,7 +69,7 @@ def test_slots_go_where_the_path_likely_ends():
 
 def test_tuned_slots_are_tried_at_once():
     """Where untuned ones would have to promise more than is first taken for granted."""
-    costs = StepCosts([(1, 1.0), (32, 6.0)])
+    costs = StepCosts([(1, 1.0), (32, 9.0)])
     plans = []
     for is_tuned in (False, True):
         planner = CostPlanner(costs, k=2, most_rows=32, is_tuned=is_tuned)
