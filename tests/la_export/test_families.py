@@ -49,6 +49,10 @@ ROPE = {
 }
 
 
+# Of these, a model's own tables and those of its longest text, in the default run.
+USUAL = {("yarn", 256), ("longrope", 256), ("dynamic", 48)}
+
+
 def prompts(seed: int = 0) -> list[list[int]]:
     rng = np.random.default_rng(seed)
     return [rng.integers(3, VOCAB_SIZE, length).tolist() for length in PROMPT_LENGTHS]
@@ -121,7 +125,9 @@ def test_a_cache_of_fixed_places_has_windows_too(family: str, tmp_path: Path) ->
     check_tokens(build(options).bundle, TorchReference.load(str(checkpoint)))
 
 
-@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
+@pytest.mark.parametrize(
+    "precision", [Precision.FP16, pytest.param(Precision.BF16, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     ("family", "fields"),
     [
@@ -155,8 +161,14 @@ def test_a_window_as_long_as_the_context_is_none(tmp_path: Path) -> None:
     check_tokens(bundle, reference)
 
 
-@pytest.mark.parametrize("kind", ROPE)
-@pytest.mark.parametrize("context", [48, 256])
+@pytest.mark.parametrize(
+    ("kind", "context"),
+    [
+        pytest.param(kind, context, marks=() if (kind, context) in USUAL else pytest.mark.slow)
+        for kind in ROPE
+        for context in (48, 256)
+    ],
+)
 def test_rotary_tables_are_those_of_the_context(kind: str, context: int, tmp_path: Path) -> None:
     """Where the table depends on the length, PyTorch is given that of the whole context."""
     rope = {"rope_type": kind, "rope_theta": 10_000.0, **ROPE[kind]}
