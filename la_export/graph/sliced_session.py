@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -126,7 +126,9 @@ class SlicedSession:
 
 def _cut(graph: onnx.GraphProto) -> tuple[_Slice, ...]:
     weights = {tensor.name: tensor for tensor in graph.initializer}
-    levels = _levels(weights)
+    # A head that is tied is the embedding, which everything depends on.
+    looked_up = {node.input[0] for node in graph.node if node.op_type == "Gather"}
+    levels = _levels(weights.keys() - looked_up)
     nodes: dict[int, list[onnx.NodeProto]] = {}
     for node in graph.node:
         level = max((levels.get(name, 0) for name in node.input), default=0)
@@ -141,8 +143,8 @@ def _cut(graph: onnx.GraphProto) -> tuple[_Slice, ...]:
     return tuple(slices[::-1])
 
 
-def _levels(names: Iterable[str]) -> dict[str, int]:
-    """Of the weights: i + 1 of layer i, one more of the head, 0 of all others."""
+def _levels(names: Collection[str]) -> dict[str, int]:
+    """Of weights: i + 1 of layer i, one more of the head, 0 of all others."""
     found = {}
     for name in names:
         parameter = read_name(name).parameters[0]

@@ -12,13 +12,13 @@ from typing import Final
 import onnx_ir.passes.common as common_passes
 from onnxscript import optimizer
 from onnxscript.rewriter import RewriteRuleSet
-from onnxscript.rewriter.rules.common import mul_by_1_rule
+from onnxscript.rewriter.rules.common import collapse_slice_rule, mul_by_1_rule
 
 from la_export.graph.step_graph import StepGraph
 
 __all__ = ["simplify"]
 
-_NO_OP_RULES: Final = RewriteRuleSet([*mul_by_1_rule.commute()])
+_NO_OP_RULES: Final = RewriteRuleSet([*mul_by_1_rule.commute(), collapse_slice_rule])
 
 
 def simplify(step_graph: StepGraph) -> None:

@@ -185,7 +185,7 @@ def test_output_that_is_no_bundle_is_refused(
 def test_interrupted_build_says_so(
     make_checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(*_: object) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(pipeline, "trace_model", interrupt)
@@ -199,7 +199,7 @@ def test_interrupted_build_says_so(
 def test_failed_check_is_exit_code_1(
     make_checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise CheckError("the graph differs\nfrom PyTorch")
 
     monkeypatch.setattr(pipeline, "trace_model", fail)

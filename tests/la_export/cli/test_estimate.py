@@ -80,9 +80,9 @@ def test_the_disk_that_is_looked_at_is_where_the_bundle_would_be_built(
 
 
 def test_a_model_that_cannot_be_exported_is_refused_as_a_build_would(tmp_path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "gemma2"}')
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
 
     result = run("--model", str(tmp_path))
 
     assert result.exit_code == ExitCode.FAILED
-    assert "model type 'gemma2'" in result.stderr
+    assert "model type 'gpt2'" in result.stderr
