@@ -71,7 +71,7 @@ def report(report_of: Callable[[tuple[str, bool]], BuildReport]) -> BuildReport:
 @pytest.fixture
 def skip_tracing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the slow stages in tests of what comes after them."""
-    monkeypatch.setattr(pipeline, "trace_model", lambda *_: SimpleNamespace())
+    monkeypatch.setattr(pipeline, "trace_model", lambda *_, **__: SimpleNamespace())
     monkeypatch.setattr(pipeline, "optimize_graph", lambda *_: None)
 
 
@@ -154,7 +154,9 @@ def test_too_small_disk_is_noticed_before_the_long_work(
     make_checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1 << 20))
-    monkeypatch.setattr(pipeline, "trace_model", lambda *_: pytest.fail("the long work began"))
+    monkeypatch.setattr(
+        pipeline, "trace_model", lambda *_, **__: pytest.fail("the long work began")
+    )
     with pytest.raises(HostError, match="not enough disk space"):
         build(_options(make_checkpoint(), tmp_path / "out"))
     assert not (tmp_path / "out").exists()
@@ -204,7 +206,9 @@ def test_disk_space_is_asked_for_all_that_lies_there_at_a_time(
 def test_unusable_tokenizer_is_refused_before_the_long_work(
     make_checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "trace_model", lambda *_: pytest.fail("the long work began"))
+    monkeypatch.setattr(
+        pipeline, "trace_model", lambda *_, **__: pytest.fail("the long work began")
+    )
     monkeypatch.setattr(Checkpoint, "source_digest", lambda _: pytest.fail("weights were read"))
     folder = make_checkpoint()
     (folder / "tokenizer.json").write_text("{}")
@@ -309,7 +313,7 @@ def test_progress_hears_of_every_stage_and_stops_at_the_one_that_fails(
         def finish(self, report: StageReport) -> None:
             self.finished.append(report.stage)
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise LookaheadError("no")
 
     monkeypatch.setattr(pipeline, "trace_model", refuse)

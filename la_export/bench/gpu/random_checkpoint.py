@@ -171,7 +171,7 @@ def _write_json(path: Path, record: dict[str, object]) -> None:
 def _main(name: str, folder: Path) -> None:
     """Write a checkpoint of a known shape with weights of no meaning into a folder."""
     if folder.exists() and any(folder.iterdir()):
-        raise click.UsageError(f"{folder} holds something already; choose another --out")
+        raise click.BadParameter(f"{folder} holds something already", param_hint="--out")
     shape = SHAPES[name]
     needed, free = _WIDTH * (shape.num_read + shape.vocab_size * shape.hidden_size), _free(folder)
     if free < needed:
