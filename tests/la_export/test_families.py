@@ -126,6 +126,23 @@ def test_a_cache_of_fixed_places_has_windows_too(family: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
+    "family",
+    [pytest.param(f, marks=() if f == "olmo2" else pytest.mark.slow) for f in OTHER_FAMILIES],
+)
+def test_a_family_is_built_in_half_precision(family: str, tmp_path: Path) -> None:
+    """OLMo 2's rotations are traced to another pattern there."""
+    checkpoint = make_tiny_checkpoint(tmp_path / "model", family)
+    options = BuildOptions(
+        model=str(checkpoint),
+        lookahead_lengths=(2,),
+        precision=Precision.FP16,
+        out=tmp_path / "bundle",
+    )
+
+    assert {check.name for check in build(options).manifest.checks} >= {"contract", "logits"}
+
+
+@pytest.mark.parametrize(
     "precision", [Precision.FP16, pytest.param(Precision.BF16, marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Puts back `RotaryEmbedding` where cosine and sine are scaled, or rounded, or both.
+"""Puts back `RotaryEmbedding` where cosine and sine are scaled, or rounded, or rows are widened.
 
 Angles are computed in float32. YaRN and LongRoPE scale cosine and sine; a model in half precision
 rounds them.
@@ -75,6 +75,26 @@ def _scaled_and_rounded(
     return _rotate(op, x, (cos, one1), (sin, one2), (start1, end1), (start2, end2))
 
 
+def _widened(
+    op: Any,
+    x: Any,
+    freqs: Any,
+    start1: Any,
+    end1: Any,
+    start2: Any,
+    end2: Any,
+    one1: Any,
+    one2: Any,
+    wide: Any,
+) -> Any:
+    """As OLMo 2 has it: nothing is rounded, and rows in half precision are widened instead."""
+    angles = op.Concat(freqs, freqs, axis=-1)
+    start, behind = op.Slice(x, start1, end1, [3], [1]), op.Slice(x, start2, end2, [3], [1])
+    turned = op.Cast(op.Concat(op.Neg(behind), start, axis=-1), to=wide)
+    cos, sin = op.Unsqueeze(op.Cos(angles), one1), op.Unsqueeze(op.Sin(angles), one2)
+    return op.Cast(x, to=wide) * cos + turned * sin
+
+
 def _rotate(
     op: Any,
     x: Any,
@@ -105,6 +125,13 @@ def _fuse_scaled_and_rounded(op: Any, x: Any, freqs: Any, scale: Any, dtype: Any
     return op.RotaryEmbedding(x, cos, sin, interleaved=0, num_heads=x.shape[1])
 
 
+def _fuse_widened(op: Any, x: Any, freqs: Any, wide: Any, **_: Any) -> Any:
+    rows = op.Cast(x, to=wide)
+    return op.RotaryEmbedding(
+        rows, op.Cos(freqs), op.Sin(freqs), interleaved=0, num_heads=x.shape[1]
+    )
+
+
 # The float32 rule's own conditions: two equal halves, known heads.
 _CONDITIONS: Final = RotaryEmbedding23Fusion().check
 _RULES: Final = RewriteRuleSet(
@@ -114,6 +141,7 @@ _RULES: Final = RewriteRuleSet(
             (_rounded, _fuse_rounded),
             (_scaled, _fuse_scaled),
             (_scaled_and_rounded, _fuse_scaled_and_rounded),
+            (_widened, _fuse_widened),
         )
     ]
 )
