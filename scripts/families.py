@@ -57,15 +57,20 @@ def main(out: Path, only: tuple[str, ...]) -> None:
     write_result(out, command=command, columns=columns, rows=rows, facts={"k": K})
 
 
+def options_of(checkpoint: Path, precision: Precision, folder: Path) -> BuildOptions:
+    """A bundle of the one lookahead length."""
+    return BuildOptions(
+        model=str(checkpoint),
+        lookahead_lengths=(K,),
+        precision=precision,
+        out=folder / "bundle",
+    )
+
+
 def decode(checkpoint: Path, precision: Precision) -> str:
     """Build for ONNX Runtime, decode with and without lookaheads."""
     with tempfile.TemporaryDirectory() as scratch:
-        options = BuildOptions(
-            model=str(checkpoint),
-            lookahead_lengths=(K,),
-            precision=precision,
-            out=Path(scratch) / "bundle",
-        )
+        options = options_of(checkpoint, precision, Path(scratch))
         try:
             bundle = build(options, plans=NO_PLANS).bundle
         except LookaheadError as error:
@@ -88,12 +93,7 @@ def decode(checkpoint: Path, precision: Precision) -> str:
 def plan(checkpoint: Path, precision: Precision) -> str:
     """Build with a plan of TensorRT for RTX."""
     with tempfile.TemporaryDirectory() as scratch:
-        options = BuildOptions(
-            model=str(checkpoint),
-            lookahead_lengths=(K,),
-            precision=precision,
-            out=Path(scratch) / "bundle",
-        )
+        options = options_of(checkpoint, precision, Path(scratch))
         try:
             build(options, plans=PlanOptions(target=Target.TRT_RTX))
         except LookaheadError as error:

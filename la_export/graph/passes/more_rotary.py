@@ -109,39 +109,24 @@ def _rotate(
     return x * op.Unsqueeze(*cos) + turned * op.Unsqueeze(*sin)
 
 
-def _fuse_rounded(op: Any, x: Any, freqs: Any, dtype: Any, **_: Any) -> Any:
-    cos, sin = op.Cast(op.Cos(freqs), to=dtype), op.Cast(op.Sin(freqs), to=dtype)
-    return op.RotaryEmbedding(x, cos, sin, interleaved=0, num_heads=x.shape[1])
-
-
-def _fuse_scaled(op: Any, x: Any, freqs: Any, scale: Any, **_: Any) -> Any:
-    cos, sin = op.Mul(op.Cos(freqs), scale), op.Mul(op.Sin(freqs), scale)
-    return op.RotaryEmbedding(x, cos, sin, interleaved=0, num_heads=x.shape[1])
-
-
-def _fuse_scaled_and_rounded(op: Any, x: Any, freqs: Any, scale: Any, dtype: Any, **_: Any) -> Any:
-    cos = op.Cast(op.Mul(op.Cos(freqs), scale), to=dtype)
-    sin = op.Cast(op.Mul(op.Sin(freqs), scale), to=dtype)
-    return op.RotaryEmbedding(x, cos, sin, interleaved=0, num_heads=x.shape[1])
-
-
-def _fuse_widened(op: Any, x: Any, freqs: Any, wide: Any, **_: Any) -> Any:
-    rows = op.Cast(x, to=wide)
-    return op.RotaryEmbedding(
-        rows, op.Cos(freqs), op.Sin(freqs), interleaved=0, num_heads=x.shape[1]
-    )
+def _fuse(
+    op: Any, x: Any, freqs: Any, scale: Any = None, dtype: Any = None, wide: Any = None, **_: Any
+) -> Any:
+    """What each pattern found, in the operator's place."""
+    cos, sin = op.Cos(freqs), op.Sin(freqs)
+    if scale is not None:
+        cos, sin = op.Mul(cos, scale), op.Mul(sin, scale)
+    if dtype is not None:
+        cos, sin = op.Cast(cos, to=dtype), op.Cast(sin, to=dtype)
+    rows = x if wide is None else op.Cast(x, to=wide)
+    return op.RotaryEmbedding(rows, cos, sin, interleaved=0, num_heads=x.shape[1])
 
 
 # The float32 rule's own conditions: two equal halves, known heads.
 _CONDITIONS: Final = RotaryEmbedding23Fusion().check
 _RULES: Final = RewriteRuleSet(
     [
-        RewriteRule(pattern, fused, _CONDITIONS, remove_nodes=False)
-        for pattern, fused in (
-            (_rounded, _fuse_rounded),
-            (_scaled, _fuse_scaled),
-            (_scaled_and_rounded, _fuse_scaled_and_rounded),
-            (_widened, _fuse_widened),
-        )
+        RewriteRule(pattern, _fuse, _CONDITIONS, remove_nodes=False)
+        for pattern in (_rounded, _scaled, _scaled_and_rounded, _widened)
     ]
 )
