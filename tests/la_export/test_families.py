@@ -195,6 +195,21 @@ def test_rotary_tables_are_those_of_the_context(kind: str, context: int, tmp_pat
     check_tokens(bundle, reference)
 
 
+def test_scaled_tables_are_rounded_in_half_precision(tmp_path: Path) -> None:
+    """The build counts its rotations, and compares its float32 twin with PyTorch."""
+    rope = {"rope_type": "yarn", "rope_theta": 10_000.0, **ROPE["yarn"]}
+    checkpoint = make_tiny_checkpoint(tmp_path / "model", rope_parameters=rope)
+    options = BuildOptions(
+        model=str(checkpoint),
+        lookahead_lengths=(2,),
+        precision=Precision.FP16,
+        out=tmp_path / "bundle",
+    )
+
+    checks = {check.name: check for check in build(options).manifest.checks}
+    assert checks["float32_twin.logits"].value <= checks["float32_twin.logits"].bound
+
+
 def test_dynamic_tables_reach_beyond_the_length_a_model_was_made_for(tmp_path: Path) -> None:
     rope = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
     bundle, reference = build_and_read(
