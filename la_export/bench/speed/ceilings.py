@@ -19,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from la_export.bench.speed.record import MachineRates
 from la_export.bench.speed.timing import seconds_of
+from la_runtime.backends.ort_options import make_session_options
 from la_runtime.bundle import Manifest
 
 __all__ = ["StepCost", "measure_rates", "step_cost"]
@@ -99,10 +100,10 @@ def _gemm_session(
     model = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", _OPSET)], ir_version=_IR_VERSION
     )
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
     return ort.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        model.SerializeToString(),
+        make_session_options(threads),
+        providers=["CPUExecutionProvider"],
     )
 
 

@@ -76,5 +76,44 @@ def test_operators_get_the_threads_that_were_asked_for_and_run_one_by_one():
     assert options.execution_mode == ort.ExecutionMode.ORT_SEQUENTIAL
 
 
+@pytest.mark.parametrize("fused", [False, True], ids=["MatMulInteger", "MatMulIntegerToFloat"])
+@pytest.mark.parametrize("rows", [1, 2, 25])
+def test_products_of_integers_never_saturate(rng, fused, rows):
+    """Numbers as large as they get: two products of a pair need 17 bits."""
+    weight = rng.choice(np.array([-127, 127], np.int8), (FEATURES, OUTPUTS))
+    x = rng.choice(np.array([0, 255], np.uint8), (rows, FEATURES))
+    exact = (x.astype(np.int32) - 128) @ weight.astype(np.int32)
+    found = _run(_integer_product(weight, fused=fused), make_session_options(1), x)
+    np.testing.assert_array_equal(found, exact)
+
+
+def _integer_product(weight: np.ndarray, *, fused: bool) -> bytes:
+    """u8 x s8 with a zero point of 128, as the portable and the lean graphs have it."""
+    initializers = {"weight": weight, "zero_point": np.uint8(128)}
+    if fused:
+        initializers |= {"one": np.float32(1), "ones": np.ones(OUTPUTS, np.float32)}
+    node = onnx.helper.make_node(
+        "MatMulIntegerToFloat" if fused else "MatMulInteger",
+        ["x", "weight", *(["one", "ones"] if fused else []), "zero_point"],
+        ["y"],
+        domain="com.microsoft" if fused else "",
+    )
+    graph = onnx.helper.make_graph(
+        [node],
+        "product",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.UINT8, ["rows", FEATURES])],
+        [
+            onnx.helper.make_tensor_value_info(
+                "y",
+                onnx.TensorProto.FLOAT if fused else onnx.TensorProto.INT32,
+                ["rows", OUTPUTS],
+            )
+        ],
+        [onnx.numpy_helper.from_array(np.asarray(v), n) for n, v in initializers.items()],
+    )
+    domains = [onnx.helper.make_opsetid("", 23), onnx.helper.make_opsetid("com.microsoft", 1)]
+    return onnx.helper.make_model(graph, opset_imports=domains, ir_version=10).SerializeToString()
+
+
 def _run(graph: bytes, options: ort.SessionOptions, x: np.ndarray) -> np.ndarray:
     return ort.InferenceSession(graph, options, providers=[CPU]).run(["y"], {"x": x})[0]
