@@ -5,16 +5,21 @@ Knows the order of the stages and nothing of how any of them works.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import shutil
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 import torch
+from pydantic import TypeAdapter
 
+from la_export.byte_progress import MeteredReader
 from la_export.checkpoint import (
     Checkpoint,
     find_known_model,
@@ -37,11 +42,12 @@ from la_export.graph.check import check_graph_file
 from la_export.graph.export import optimize_graph, trace_model
 from la_export.graph.packed_weights import add_packed_weights
 from la_export.graph.parity import check_parity
-from la_export.graph.step_graph import OPSET_VERSIONS
+from la_export.graph.step_graph import OPSET_VERSIONS, StepGraph
 from la_export.graph.stored_weights import check_weights
 from la_export.graph.tokens_only import write_tokens_only
 from la_export.graph.variants import check_variants, write_cpu_variant
 from la_export.graph.weights import SmoothedReader, write_graph
+from la_export.journal import Journal, is_journal_of, make_key
 from la_export.lookahead import LookaheadWeights, write_lookaheads
 from la_export.lookahead_choice import choose_lookaheads, make_untuned
 from la_export.options import SHIPPED, UNTUNED, BuildOptions, Precision
@@ -57,7 +63,7 @@ from la_export.plan import (
 from la_export.quantize.calibration import calibrate
 from la_export.quantize.integers import BLOCK_SIZE
 from la_export.quantize.smoothing import NO_SMOOTHING, Smoothing
-from la_export.quantize.smoothing_file import SMOOTHING_PATH, write_smoothing
+from la_export.quantize.smoothing_file import SMOOTHING_PATH, read_smoothing, write_smoothing
 from la_export.recipe import Recipe, make_recipe
 from la_export.reference import TorchReference
 from la_export.stages import Clock, Progress, SilentProgress, Stage, StageReport
@@ -72,6 +78,7 @@ from la_runtime.bundle import (
     LookaheadFacts,
     Manifest,
     ModelFacts,
+    abandoned_bytes,
     check_destination,
     seal_bundle,
     write_bundle,
@@ -91,6 +98,9 @@ __all__ = [
     "build",
 ]
 
+_VARIANTS: Final = TypeAdapter(tuple[GraphVariant, ...])
+_CHECKS: Final = TypeAdapter(tuple[CheckResult, ...])
+_PLANS: Final = TypeAdapter(PlansReport)
 NO_PLANS: Final = PlanOptions(target=Target.ONNX)
 _ENGINES: Final = Path("engines")
 _TOOLS: Final = (
@@ -166,48 +176,28 @@ def _check_target(options: BuildOptions, plans: PlanOptions, progress: Progress)
 def _build(options: BuildOptions, plans: PlanOptions, clock: Clock) -> BuildReport:
     with clock.stage(Stage.RESOLVE):
         inputs = _resolve(options, plans, clock.progress)
-    contract = inputs.contract
-    with clock.stage(Stage.TRACE):
-        step_graph = trace_model(
-            inputs.checkpoint.traced_config, contract, context=inputs.checkpoint.context
-        )
-    smoothing = _calibrate(options, inputs, clock)
-    with clock.stage(Stage.OPTIMIZE):
-        adapter = inputs.lookaheads.adapter
-        optimize_graph(step_graph, options.precision, smoothing.rotation, adapter)
-    with write_bundle(inputs.destination) as work:
-        with clock.stage(Stage.WEIGHTS):
-            reader = SmoothedReader(
-                source=inputs.checkpoint, smoothing=smoothing, adapter=smoothing.adapt(adapter)
-            )
-            graph_path = write_graph(step_graph, reader, (work / GRAPH_PATH).parent)
-            if options.is_smoothed:
-                write_smoothing(work / SMOOTHING_PATH, smoothing)
-            variant = write_cpu_variant(graph_path, contract, options.precision)
-            variants: tuple[GraphVariant, ...] = () if variant is None else (variant,)
-            if options.packed and variant is not None:
-                add_packed_weights(work / variant.path)
-                if adapter.pairs and variant.cache_form is not None:
-                    variants = (variant, write_tokens_only(work, variant))
-            write_lookaheads(work / LOOKAHEAD_PATH, inputs.lookaheads)
+    key = _make_key(options, plans, inputs)
+    with write_bundle(inputs.destination, adopts=partial(is_journal_of, key=key)) as work:
+        journal = Journal(work, key)
+        if journal.done:
+            done = ", ".join(journal.done)
+            clock.progress.note(f"goes on from a build that was cut off; it had done: {done}")
+        variants, smoothing = _write_graphs(work, options, inputs, journal, clock)
         with clock.stage(Stage.TOKENIZER):
             inputs.tokenizer.write(work)
-        with clock.stage(Stage.CHECK):
-            checks = _check(work, variants, inputs, options, smoothing)
-        built = _build_plans(work, options, plans, inputs, clock)
+        checks = journal.once(
+            Stage.CHECK, _CHECKS, lambda: _check(work, variants, inputs, options, smoothing, clock)
+        )
+        built = journal.once(
+            Stage.PLANS, _PLANS, lambda: _build_plans(work, options, plans, inputs, clock)
+        )
         with clock.stage(Stage.SEAL):
-            recipe = make_recipe(
-                options,
-                plans,
-                place=name_place(inputs.model_facts.source, inputs.model_facts.revision),
-                context=inputs.checkpoint.context,
-                target=Target(built.facts[0].target) if built.facts else Target.ONNX,
-                lookahead=_name_lookaheads(options, inputs.lookaheads),
-            )
+            recipe = _make_recipe(options, plans, inputs, built)
             manifest = _make_manifest(
                 options, inputs, recipe, variants=variants, plans=built.facts, checks=checks
             )
-            manifest = seal_bundle(work, manifest)
+            manifest = seal_bundle(work, manifest, leaving_out=[journal.folder])
+            journal.remove()
     return BuildReport(
         bundle=inputs.destination,
         manifest=manifest,
@@ -215,6 +205,46 @@ def _build(options: BuildOptions, plans: PlanOptions, clock: Clock) -> BuildRepo
         plans=built,
         seconds=time.perf_counter() - clock.began,
     )
+
+
+def _write_graphs(
+    work: Path, options: BuildOptions, inputs: _Inputs, journal: Journal, clock: Clock
+) -> tuple[tuple[GraphVariant, ...], Smoothing]:
+    """The graphs, their weights and the lookaheads."""
+    (work / GRAPH_PATH).parent.mkdir(exist_ok=True)
+    if journal.is_done(Stage.WEIGHTS):
+        return journal.recall(Stage.WEIGHTS, _VARIANTS), _read_smoothing(work, options)
+    step_graph = _trace(inputs, journal, clock)
+    smoothing = _calibrate(work, options, inputs, journal, clock)
+    adapter = inputs.lookaheads.adapter
+    with clock.stage(Stage.OPTIMIZE):
+        optimize_graph(step_graph, options.precision, smoothing.rotation, adapter)
+    with clock.stage(Stage.WEIGHTS):
+        reader = SmoothedReader(
+            source=inputs.checkpoint, smoothing=smoothing, adapter=smoothing.adapt(adapter)
+        )
+        folder = (work / GRAPH_PATH).parent
+        graph_path = write_graph(step_graph, reader, folder, report=clock.progress.advance_bytes)
+        variant = write_cpu_variant(graph_path, inputs.contract, options.precision)
+        variants: tuple[GraphVariant, ...] = () if variant is None else (variant,)
+        if options.packed and variant is not None:
+            add_packed_weights(work / variant.path)
+            if adapter.pairs and variant.cache_form is not None:
+                variants = (variant, write_tokens_only(work, variant))
+        write_lookaheads(work / LOOKAHEAD_PATH, inputs.lookaheads)
+        journal.write(Stage.WEIGHTS, variants, _VARIANTS)
+    return variants, smoothing
+
+
+def _trace(inputs: _Inputs, journal: Journal, clock: Clock) -> StepGraph:
+    """Read back in any case, so that names that passes make are the same in both."""
+    if not journal.is_done(Stage.TRACE):
+        with clock.stage(Stage.TRACE):
+            traced = trace_model(
+                inputs.checkpoint.traced_config, inputs.contract, context=inputs.checkpoint.context
+            )
+            journal.write_trace(traced)
+    return journal.read_trace(inputs.contract)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,20 +317,41 @@ def _choose_lookaheads(
     return make_untuned(checkpoint.embeddings(), contract.k_max, model_digest=digest)
 
 
-def _calibrate(options: BuildOptions, inputs: _Inputs, clock: Clock) -> Smoothing:
+def _calibrate(
+    work: Path, options: BuildOptions, inputs: _Inputs, journal: Journal, clock: Clock
+) -> Smoothing:
     """Nothing, in precisions that quantize no activation."""
-    if not options.is_smoothed:
-        return NO_SMOOTHING
+    if not options.is_smoothed or journal.is_done(Stage.CALIBRATE):
+        return _read_smoothing(work, options)
     with clock.stage(Stage.CALIBRATE):
         checkpoint = inputs.checkpoint
-        if not checkpoint.is_large:
-            return calibrate(checkpoint.load_model())
-        model = checkpoint.make_skeleton()
-        held = HeldWeights.of_model(
-            model, checkpoint.read, smoothing=NO_SMOOTHING, precision=Precision.FP32
-        )
-        stream_weights(model, held)
-        return calibrate(model, checkpoint.read)
+        if checkpoint.is_large:
+            model = checkpoint.make_skeleton()
+            read = _meter(inputs, clock, num_readings=1)
+            held = HeldWeights.of_model(
+                model, read, smoothing=NO_SMOOTHING, precision=Precision.FP32
+            )
+            stream_weights(model, held)
+            smoothing = calibrate(model, checkpoint.read)
+        else:
+            smoothing = calibrate(checkpoint.load_model())
+        write_smoothing(work / SMOOTHING_PATH, smoothing)
+        journal.write(Stage.CALIBRATE)
+    return smoothing
+
+
+def _read_smoothing(work: Path, options: BuildOptions) -> Smoothing:
+    return read_smoothing(work / SMOOTHING_PATH) if options.is_smoothed else NO_SMOOTHING
+
+
+def _meter(inputs: _Inputs, clock: Clock, *, num_readings: int) -> MeteredReader:
+    """Reads the checkpoint and tells how far it is, over so many readings of everything."""
+    whole = inputs.model_facts.num_parameters * np.dtype(np.float32).itemsize
+    return MeteredReader(
+        source=inputs.checkpoint.read,
+        report=clock.progress.advance_bytes,
+        total=num_readings * whole,
+    )
 
 
 def _name_lookaheads(options: BuildOptions, lookaheads: LookaheadWeights) -> str | None:
@@ -316,29 +367,33 @@ def _check(
     inputs: _Inputs,
     options: BuildOptions,
     smoothing: Smoothing,
+    clock: Clock,
 ) -> tuple[CheckResult, ...]:
     """The file against the contract first: it is cheap and names its faults best."""
     checkpoint, contract = inputs.checkpoint, inputs.contract
     graph_path, context = work / GRAPH_PATH, checkpoint.context
     threads = options.threads or torch.get_num_threads()
-    checks = [check_graph_file(graph_path, contract, count_operators(checkpoint))]
-    reference = TorchReference(
-        checkpoint.make_skeleton() if checkpoint.is_large else checkpoint.load_model(),
-        precision=options.precision,
-        smoothing=smoothing,
-        adapter=inputs.lookaheads.adapter,
-        read=checkpoint.read if checkpoint.is_large else None,
-    )
-    checks.append(check_weights(graph_path, reference))
-    checks += check_parity(graph_path, contract, reference, context=context, threads=threads)
-    checks += check_variants(
-        graph_path,
-        [(work / variant.path, variant) for variant in variants],
-        reference,
-        contract=contract,
-        context=context,
-        threads=threads,
-    )
+    with clock.stage(Stage.CHECK):
+        checks = [check_graph_file(graph_path, contract, count_operators(checkpoint))]
+        # Large: the weights themselves, a pass, and in integers one with activations as they are.
+        num_readings = 3 if options.precision.is_integer else 2
+        reference = TorchReference(
+            checkpoint.make_skeleton() if checkpoint.is_large else checkpoint.load_model(),
+            precision=options.precision,
+            smoothing=smoothing,
+            adapter=inputs.lookaheads.adapter,
+            read=_meter(inputs, clock, num_readings=num_readings) if checkpoint.is_large else None,
+        )
+        checks.append(check_weights(graph_path, reference))
+        checks += check_parity(graph_path, contract, reference, context=context, threads=threads)
+        checks += check_variants(
+            graph_path,
+            [(work / variant.path, variant) for variant in variants],
+            reference,
+            contract=contract,
+            context=context,
+            threads=threads,
+        )
     return tuple(checks)
 
 
@@ -365,6 +420,39 @@ def _build_plans(
                 raise
             shutil.rmtree(work / PLANS_FOLDER, ignore_errors=True)
             return PlansReport(plans=(), skipped=(str(error),))
+
+
+def _make_recipe(
+    options: BuildOptions, plans: PlanOptions, inputs: _Inputs, built: PlansReport
+) -> Recipe:
+    return make_recipe(
+        options,
+        plans,
+        place=name_place(inputs.model_facts.source, inputs.model_facts.revision),
+        context=inputs.checkpoint.context,
+        target=Target(built.facts[0].target) if built.facts else Target.ONNX,
+        lookahead=_name_lookaheads(options, inputs.lookaheads),
+    )
+
+
+def _make_key(options: BuildOptions, plans: PlanOptions, inputs: _Inputs) -> str:
+    """Of everything that decides what is written, and of who writes it."""
+    lookaheads = inputs.lookaheads
+    arrays = [lookaheads.vectors, *(array for _, array in lookaheads.adapter.parameters())]
+    return make_key(
+        {
+            "model": inputs.model_facts.model_dump(mode="json"),
+            "contract": repr(inputs.contract),
+            "options": repr(replace(options, model="any", out=None, threads=None)),
+            "plans": repr(plans),
+            "lookaheads": [
+                lookaheads.origin,
+                lookaheads.group_mask.value,
+                *(hashlib.sha256(array.tobytes()).hexdigest() for array in arrays),
+            ],
+            "tools": _tool_versions(inputs.contract),
+        }
+    )
 
 
 def _make_manifest(
@@ -422,7 +510,8 @@ def _count_plans(options: BuildOptions, plans: PlanOptions) -> int:
 def _check_free_space(destination: Path, needed: int) -> None:
     """Refuse early when the bundle plainly cannot fit."""
     folder = next(parent for parent in destination.absolute().parents if parent.is_dir())
-    free = shutil.disk_usage(folder).free
+    # What a killed build has written is gone on with, or removed.
+    free = shutil.disk_usage(folder).free + abandoned_bytes(destination)
     if free < needed:
         raise HostError(
             f"not enough disk space for {destination}: about {needed / 1e9:.1f} GB are needed, "

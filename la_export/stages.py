@@ -54,6 +54,10 @@ class Progress(PlanProgress, Protocol):
         """A stage begins."""
         ...
 
+    def advance_bytes(self, done: int, total: int) -> None:
+        """So much of the running stage's reading or writing is done."""
+        ...
+
     def finish(self, report: StageReport) -> None:
         """A stage has ended well."""
         ...
@@ -63,6 +67,9 @@ class SilentProgress(SilentPlanProgress):
     """Tells nobody."""
 
     def start(self, stage: Stage) -> None:
+        """Nothing."""
+
+    def advance_bytes(self, done: int, total: int) -> None:
         """Nothing."""
 
     def finish(self, report: StageReport) -> None:

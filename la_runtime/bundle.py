@@ -64,6 +64,7 @@ __all__ = [
     "PerplexityFacts",
     "RopeFacts",
     "TextPerplexity",
+    "abandoned_bytes",
     "check_destination",
     "open_bundle",
     "read_manifest",
@@ -597,11 +598,19 @@ def _check_file(root: Path, relative: str, entry: FileEntry, digests: DigestChec
 
 
 @contextmanager
-def write_bundle(destination: Path) -> Iterator[Path]:
+def write_bundle(
+    destination: Path, *, adopts: Callable[[Path], bool] | None = None
+) -> Iterator[Path]:
     """A working folder beside `destination` that takes its place when the block ends well.
 
     An old bundle there stays whole until the new one is complete; on any error, Ctrl-C included,
-    the working folder is removed and the old bundle remains.
+    the working folder is removed and the old bundle remains. A process that is killed leaves its
+    working folder behind, for the next one.
+
+    Args:
+        destination: the bundle's folder.
+        adopts: whether a working folder that was left behind is to be gone on with; all others are
+            removed.
 
     Raises:
         UsageError: `destination` exists and is not a bundle, or holds files beside one.
@@ -611,16 +620,9 @@ def write_bundle(destination: Path) -> Iterator[Path]:
     destination = destination.resolve()  # a link stays a link; `.` gets a name
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(destination)
-        work = Path(
-            tempfile.mkdtemp(
-                prefix=f".{destination.name}.", suffix=_WORK_SUFFIX, dir=destination.parent
-            )
-        )
+        work, claim = _adopt_abandoned(destination, adopts) or _make_work(destination)
     except OSError as error:
         raise _host_error(destination, error) from error
-    claim = _claim(work)
-    assert claim is not None, "nobody else knows this folder"
     try:
         work.chmod(0o755)
         yield work
@@ -656,13 +658,48 @@ def _claim(work: Path) -> int | None:
     return descriptor
 
 
-def _remove_abandoned(destination: Path) -> None:
-    """Remove working folders of builds that were killed; a 7B model leaves 28 GB there."""
-    for work in destination.parent.glob(f".{glob.escape(destination.name)}.*{_WORK_SUFFIX}"):
+def _make_work(destination: Path) -> tuple[Path, int]:
+    """A new working folder and its claim."""
+    work = Path(
+        tempfile.mkdtemp(
+            prefix=f".{destination.name}.", suffix=_WORK_SUFFIX, dir=destination.parent
+        )
+    )
+    claim = _claim(work)
+    assert claim is not None, "nobody else knows this folder"
+    return work, claim
+
+
+def _adopt_abandoned(
+    destination: Path, adopts: Callable[[Path], bool] | None
+) -> tuple[Path, int] | None:
+    """The first working folder of a killed build that is wanted; all others are removed."""
+    found: tuple[Path, int] | None = None
+    for work in _list_works(destination):
         claim = _claim(work)
-        if claim is not None:
+        if claim is None:
+            continue
+        if found is None and adopts is not None and adopts(work):
+            found = work, claim
+        else:
             shutil.rmtree(work, ignore_errors=True)
             os.close(claim)
+    return found
+
+
+def abandoned_bytes(destination: Path) -> int:
+    """Bytes of working folders of builds that were killed; the next build uses or frees them."""
+    total = 0
+    for work in _list_works(destination.resolve()):
+        claim = _claim(work)
+        if claim is not None:
+            total += sum(path.stat().st_size for path in work.rglob("*") if path.is_file())
+            os.close(claim)
+    return total
+
+
+def _list_works(destination: Path) -> Iterator[Path]:
+    return destination.parent.glob(f".{glob.escape(destination.name)}.*{_WORK_SUFFIX}")
 
 
 def check_destination(destination: Path) -> None:
@@ -743,12 +780,20 @@ def _exchange(one: Path, other: Path) -> bool:
     return bool(rename(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE) == 0)
 
 
-def seal_bundle(work: Path, manifest: Manifest) -> Manifest:
-    """Write the manifest with the digest of every file now in `work`; returns it as written."""
+def seal_bundle(work: Path, manifest: Manifest, *, leaving_out: Collection[Path] = ()) -> Manifest:
+    """Write the manifest with the digest of every file now in `work`; returns it as written.
+
+    Args:
+        work: the bundle's folder.
+        manifest: without digests.
+        leaving_out: folders in it that are gone before it is a bundle.
+    """
     files = {
         path.relative_to(work).as_posix(): hash_file(path)
         for path in sorted(work.rglob("*"))
-        if path.is_file() and path != work / MANIFEST_NAME
+        if path.is_file()
+        and path != work / MANIFEST_NAME
+        and not any(path.is_relative_to(folder) for folder in leaving_out)
     }
     sealed = manifest.model_copy(update={"files": files})
     replace_manifest(work, sealed, partial=(work / MANIFEST_NAME).with_suffix(".partial"))

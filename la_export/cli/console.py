@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 import warnings
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +19,9 @@ __all__ = ["StageLines", "format_bytes", "make_console", "make_output_console", 
 
 # Columns when nobody sees them on a screen.
 _FILE_WIDTH: Final = 200
+# Seconds from one word of a long stage to the next, on a screen and in a file.
+_TERMINAL_S: Final = 0.5
+_FILE_S: Final = 60.0
 
 
 def make_console(*, quiet: bool) -> Console:
@@ -72,6 +76,8 @@ class StageLines:
         self._console = console
         self._status: Status | None = None
         self._plan = ""
+        self._stage = ""
+        self._began = self._told = 0.0
 
     def __enter__(self) -> StageLines:
         self._show("loading libraries")
@@ -84,7 +90,24 @@ class StageLines:
         self._console.print(f"note: {text}")
 
     def start(self, stage: Stage) -> None:
-        self._show(stage.value)
+        self._stage = stage.value
+        self._began = self._told = time.monotonic()
+        self._show(self._stage)
+
+    def advance_bytes(self, done: int, total: int) -> None:
+        """In a terminal the running line; in a file a line now and then."""
+        now = time.monotonic()
+        if now - self._told < (_TERMINAL_S if self._status is not None else _FILE_S):
+            return
+        self._told = now
+        text = f"{self._stage}   {format_bytes(done)} of {format_bytes(total)}"
+        if done:
+            left = (now - self._began) * (total - done) / done
+            text += f", about {format_seconds(left)} left"
+        if self._status is not None:
+            self._status.update(text)
+        else:
+            self._console.print(f"  {text}")
 
     def finish(self, report: StageReport) -> None:
         self._hide()
@@ -115,6 +138,12 @@ class StageLines:
         if self._status is not None:
             self._status.stop()
             self._status = None
+
+
+def format_seconds(seconds: float) -> str:
+    """As people say it."""
+    minutes = round(seconds / 60)
+    return f"{seconds:.0f} s" if minutes < 2 else f"{minutes} min"
 
 
 def format_bytes(count: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -23,7 +23,13 @@ from la_runtime.errors import CheckError
 
 __all__ = ["ExpectedWeights", "check_weights"]
 
+Quantize: TypeAlias = Callable[[], QuantizedRows | QuantizedBlocks]
+
 _FLOATS: Final = ""
+# Queries, keys and values.
+_MOST_JOINED: Final = 3
+# Of a table in float32, 250 MB.
+_COMPARED_NUMBERS: Final = 1 << 26
 
 
 class ExpectedWeights:
@@ -39,6 +45,7 @@ class ExpectedWeights:
         self._needed += [
             (names, part) for names in integers for part in (VALUES_SUFFIX, SCALES_SUFFIX)
         ]
+        self._recent: dict[tuple[str, ...], QuantizedRows | QuantizedBlocks] = {}
         self._arrays: dict[tuple[str, str], Callable[[], NDArray[np.generic]]] = {
             (name, _FLOATS): partial(np.asarray, buffer) for name, buffer in reference.buffers()
         }
@@ -46,8 +53,8 @@ class ExpectedWeights:
             self._arrays |= {(name, _FLOATS): read for name in names}
         for names, quantize in integers.items():
             for name in names:
-                self._arrays[name, VALUES_SUFFIX] = partial(_values, quantize)
-                self._arrays[name, SCALES_SUFFIX] = partial(_scales, quantize)
+                self._arrays[name, VALUES_SUFFIX] = partial(self._values, names, quantize)
+                self._arrays[name, SCALES_SUFFIX] = partial(self._scales, names, quantize)
 
     def of(self, stored_name: str) -> NDArray[np.generic] | None:
         """What a stored weight of this name has to hold; None if it is none of the model's."""
@@ -59,6 +66,22 @@ class ExpectedWeights:
         whole = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
         return whole.swapaxes(-1, -2) if name.is_transposed else whole
 
+    def _values(self, names: tuple[str, ...], quantize: Quantize) -> NDArray[np.int8]:
+        return self._quantized(names, quantize).values
+
+    def _scales(self, names: tuple[str, ...], quantize: Quantize) -> NDArray[np.float32]:
+        return self._quantized(names, quantize).scales
+
+    def _quantized(
+        self, names: tuple[str, ...], quantize: Quantize
+    ) -> QuantizedRows | QuantizedBlocks:
+        """Files hold the scales behind the values, of up to three matrices in one."""
+        if names not in self._recent:
+            while len(self._recent) >= _MOST_JOINED:
+                del self._recent[next(iter(self._recent))]
+            self._recent[names] = quantize()
+        return self._recent[names]
+
     def missing(self, stored_names: Collection[str]) -> Iterator[str]:
         """The weights that stored ones of these names do not hold; a tied one needs one name."""
         found = {
@@ -69,14 +92,6 @@ class ExpectedWeights:
         for names, part in self._needed:
             if not any((name, part) in found for name in names):
                 yield names[0] + part
-
-
-def _values(quantize: Callable[[], QuantizedRows | QuantizedBlocks]) -> NDArray[np.int8]:
-    return quantize().values
-
-
-def _scales(quantize: Callable[[], QuantizedRows | QuantizedBlocks]) -> NDArray[np.float32]:
-    return quantize().scales
 
 
 def check_weights(path: Path, reference: TorchReference) -> CheckResult:
@@ -100,6 +115,9 @@ def check_weights(path: Path, reference: TorchReference) -> CheckResult:
         truth = expected.of(name)
         if truth is not None:
             _compare(value, truth)
+            # Pages of the file count as this process's memory for as long as they are mapped.
+            if isinstance(value.const_value, ir.ExternalTensor):
+                value.const_value.release()
             dtypes.append(_dtype_name(value))
     return CheckResult(
         name="weights",
@@ -117,7 +135,12 @@ def _compare(value: ir.Value, expected: NDArray[np.generic]) -> None:
             f"weight {value.name} has shape {list(found.shape)}, the source model's has "
             f"{list(expected.shape)}; no bundle was written"
         )
-    wrong = np.count_nonzero(found.astype(expected.dtype) != expected)
+    found, expected = np.atleast_1d(found), np.atleast_1d(expected)
+    wrong = 0
+    rows = max(1, _COMPARED_NUMBERS // max(1, found[:1].size))
+    for start in range(0, len(found), rows):
+        here = slice(start, start + rows)
+        wrong += int(np.count_nonzero(found[here].astype(expected.dtype) != expected[here]))
     if wrong:
         raise CheckError(
             f"weight {value.name} differs from the source model's, rounded to "

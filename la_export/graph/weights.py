@@ -14,10 +14,17 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from la_export.adapter import NO_ADAPTER, Adapter, is_of_adapter
+from la_export.byte_progress import ByteProgress, ignore_bytes
 from la_export.graph.passes.contract_names import IR_DTYPES
 from la_export.graph.step_graph import StepGraph, WeightPart, WeightSource
 from la_export.options import Precision
-from la_export.quantize.integers import BLOCK_SIZE, quantize_blocks, quantize_rows
+from la_export.quantize.integers import (
+    BLOCK_SIZE,
+    QuantizedBlocks,
+    QuantizedRows,
+    quantize_blocks,
+    quantize_rows,
+)
 from la_export.quantize.rotation import ROTATION_PRODUCTS
 from la_export.quantize.smoothing import Smoothing
 from la_runtime.contract import Dtype
@@ -30,6 +37,9 @@ GRAPH_FILE: Final = "model.onnx"
 WEIGHTS_FILE: Final = "model.onnx.data"
 # Page-aligned offsets let a runtime map each large tensor straight from the file.
 _ALIGNMENT_BYTES: Final = 4096
+_SMALLEST_ALIGNED_BYTES: Final = 1 << 20
+# Smaller ones stay in the graph.
+_SMALLEST_STORED_BYTES: Final = 256
 _DTYPES: Final = {ir_dtype: dtype for dtype, ir_dtype in IR_DTYPES.items()}
 # From here on numbers round to infinity. Both types end half a step below a power of two: of 11
 # bits in float16, of 8 in bfloat16.
@@ -74,13 +84,20 @@ class SmoothedReader:
         return self.smoothing.apply(parameter, self.source.read(parameter))
 
 
-def write_graph(step_graph: StepGraph, reader: TensorReader, folder: Path) -> Path:
-    """Write the graph and its weights; memory holds one tensor at a time.
+def write_graph(
+    step_graph: StepGraph,
+    reader: TensorReader,
+    folder: Path,
+    *,
+    report: ByteProgress = ignore_bytes,
+) -> Path:
+    """Write the graph and its weights; memory holds one matrix at a time.
 
     Args:
         step_graph: an optimized graph; its weights become initializers.
         reader: gives every weight the graph asks for.
         folder: receives `GRAPH_FILE` and `WEIGHTS_FILE`.
+        report: is told how many bytes of the weights are written.
 
     Returns:
         Path of the graph.
@@ -89,33 +106,91 @@ def write_graph(step_graph: StepGraph, reader: TensorReader, folder: Path) -> Pa
         CheckpointError: a tensor is missing or has another shape than the model expects.
         OSError: the files cannot be written.
     """
+    maker = _Maker(reader)
     for name, value in step_graph.weight_values().items():
-        _join_weight(step_graph, name, value, reader)
+        _join_weight(step_graph, name, value, maker)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / GRAPH_FILE
-    ir.save(
-        step_graph.model,
-        path,
-        external_data=WEIGHTS_FILE,
-        alignment=_ALIGNMENT_BYTES,
-    )
+    _write_weights(step_graph.graph, folder, report)
+    ir.save(step_graph.model, path)
     return path
 
 
-def _join_weight(step_graph: StepGraph, name: str, value: ir.Value, reader: TensorReader) -> None:
+def _write_weights(graph: ir.Graph, folder: Path, report: ByteProgress) -> None:
+    """One behind the other, in the graph's order: integers and their scales are made together."""
+    stored = {
+        value: value.const_value
+        for value in graph.initializers.values()
+        if value.const_value is not None and value.const_value.nbytes >= _SMALLEST_STORED_BYTES
+    }
+    total = sum(tensor.nbytes for tensor in stored.values())
+    done = 0
+    with (folder / WEIGHTS_FILE).open("wb") as file:
+        for value, tensor in stored.items():
+            report(done, total)
+            if tensor.nbytes >= _SMALLEST_ALIGNED_BYTES:
+                file.write(bytes(-file.tell() % _ALIGNMENT_BYTES))
+            offset = file.tell()
+            file.write(tensor.tobytes())
+            value.const_value = ir.ExternalTensor(
+                WEIGHTS_FILE,
+                offset,
+                file.tell() - offset,
+                tensor.dtype,
+                shape=ir.Shape(tensor.shape.numpy()),
+                name=str(value.name),
+                base_dir=folder,
+            )
+            done += tensor.nbytes
+    report(done, total)
+
+
+def _join_weight(step_graph: StepGraph, name: str, value: ir.Value, maker: _Maker) -> None:
     """Make a trailing input an initializer, in the dtype that the trace or a pass gave it."""
     assert value.shape is not None, f"weight {name} has no shape"
     assert value.dtype is not None, f"weight {name} has no dtype"
     shape, dtype, source = value.shape.numpy(), value.dtype, step_graph.weights[name]
-
-    def load() -> ir.TensorProtocol:
-        return _MAKERS[source.part](_read(reader, source, shape), source, dtype)
-
     value.const_value = ir.LazyTensor(
-        load, dtype=dtype, shape=ir.Shape(shape), name=name, cache=False
+        lambda: maker.make(source, shape, dtype),
+        dtype=dtype,
+        shape=ir.Shape(shape),
+        name=name,
+        cache=False,
     )
     step_graph.graph.inputs.remove(value)
     step_graph.graph.register_initializer(value)
+
+
+class _Maker:
+    """Makes what a graph stores of the model's tensors.
+
+    Args:
+        reader: gives the model's.
+    """
+
+    def __init__(self, reader: TensorReader) -> None:
+        self._reader = reader
+        self._of: tuple[str, ...] | None = None
+        self._integers: QuantizedRows | QuantizedBlocks | None = None
+
+    def make(
+        self, source: WeightSource, shape: tuple[int, ...], dtype: ir.DataType
+    ) -> ir.TensorProtocol:
+        """One weight of the graph."""
+        if source.part is WeightPart.FLOATS:
+            return _make_floats(_read(self._reader, source, shape), source, dtype)
+        # The scales are asked for behind the values; reading and turning again takes minutes.
+        if self._integers is None or self._of != source.parameters:
+            self._integers = None
+            quantize = _QUANTIZERS[source.part]
+            self._integers = quantize(_read(self._reader, source, shape))
+            self._of = source.parameters
+        is_values = source.part in (WeightPart.INT8_VALUES, WeightPart.INT4_VALUES)
+        array = self._integers.values if is_values else self._integers.scales
+        turned = np.ascontiguousarray(array.T if source.transposed else array)
+        if source.part is WeightPart.INT4_VALUES:
+            return ir.Tensor(turned.astype(dtype.numpy()))
+        return ir.Tensor(turned)
 
 
 def _read(
@@ -180,43 +255,11 @@ def _make_floats(
     return ir.Tensor(to_stored(turned, dtype), dtype=ir_dtype)
 
 
-def _make_int8_values(
-    array: NDArray[np.float32], source: WeightSource, _: ir.DataType
-) -> ir.TensorProtocol:
-    values = quantize_rows(array).values
-    return ir.Tensor(np.ascontiguousarray(values.T if source.transposed else values))
-
-
-def _make_int8_scales(
-    array: NDArray[np.float32], _: WeightSource, __: ir.DataType
-) -> ir.TensorProtocol:
-    return ir.Tensor(quantize_rows(array).scales)
-
-
-def _make_int4_values(
-    array: NDArray[np.float32], source: WeightSource, ir_dtype: ir.DataType
-) -> ir.TensorProtocol:
-    values = quantize_blocks(array).values
-    turned = np.ascontiguousarray(values.T if source.transposed else values)
-    return ir.Tensor(turned.astype(ir_dtype.numpy()))
-
-
-def _make_int4_scales(
-    array: NDArray[np.float32], source: WeightSource, _: ir.DataType
-) -> ir.TensorProtocol:
-    scales = quantize_blocks(array).scales
-    return ir.Tensor(np.ascontiguousarray(scales.T if source.transposed else scales))
-
-
-_MAKERS: Final[
-    dict[
-        WeightPart,
-        Callable[[NDArray[np.float32], WeightSource, ir.DataType], ir.TensorProtocol],
-    ]
+_QUANTIZERS: Final[
+    dict[WeightPart, Callable[[NDArray[np.float32]], QuantizedRows | QuantizedBlocks]]
 ] = {
-    WeightPart.FLOATS: _make_floats,
-    WeightPart.INT8_VALUES: _make_int8_values,
-    WeightPart.INT8_SCALES: _make_int8_scales,
-    WeightPart.INT4_VALUES: _make_int4_values,
-    WeightPart.INT4_SCALES: _make_int4_scales,
+    WeightPart.INT8_VALUES: quantize_rows,
+    WeightPart.INT8_SCALES: quantize_rows,
+    WeightPart.INT4_VALUES: quantize_blocks,
+    WeightPart.INT4_SCALES: quantize_blocks,
 }

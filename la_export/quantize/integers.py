@@ -25,6 +25,8 @@ BLOCK_SIZE: Final = 32
 # The scale of a row that holds zeros alone: any positive number does, and no row's scale is lower,
 # so that nothing is divided by zero or by a subnormal.
 LEAST_SCALE: Final = np.float32(2.0**-100)
+# Rows at a time: what stands between a matrix and its integers is as large as itself.
+_CHUNK: Final = 4096
 _LARGEST_INT8: Final = 127
 _LARGEST_INT4: Final = 7
 _LEAST_INT4: Final = -8
@@ -73,10 +75,14 @@ def quantize_rows(matrix: NDArray[np.float32]) -> QuantizedRows:
     Args:
         matrix: [rows, columns] finite.
     """
-    largest = np.abs(matrix).max(axis=1, initial=0)  # [rows]
-    scales = np.maximum(largest * np.float32(1 / _LARGEST_INT8), LEAST_SCALE)
-    values = np.rint(matrix / scales[:, np.newaxis])
-    values = np.clip(values, -_LARGEST_INT8, _LARGEST_INT8).astype(np.int8)
+    values = np.empty(matrix.shape, np.int8)
+    scales = np.empty(len(matrix), np.float32)
+    for start in range(0, len(matrix), _CHUNK):
+        here = slice(start, start + _CHUNK)
+        largest = np.abs(matrix[here]).max(axis=1, initial=0)  # [rows]
+        scales[here] = np.maximum(largest * np.float32(1 / _LARGEST_INT8), LEAST_SCALE)
+        rounded = np.rint(matrix[here] / scales[here, np.newaxis])
+        values[here] = np.clip(rounded, -_LARGEST_INT8, _LARGEST_INT8)
     return QuantizedRows(values=values, scales=scales)
 
 
@@ -94,11 +100,15 @@ def quantize_blocks(
     """
     rows, columns = matrix.shape
     assert columns % block_size == 0, f"{columns} columns are not blocks of {block_size}"
-    blocks = matrix.reshape(rows, columns // block_size, block_size)
-    place = np.abs(blocks).argmax(axis=2)[..., np.newaxis]
-    extreme = np.take_along_axis(blocks, place, axis=2)[..., 0]  # [rows, blocks]
-    scales = extreme * np.float32(1 / _LEAST_INT4)
-    scales = np.where(np.abs(scales) < LEAST_SCALE, LEAST_SCALE, scales)
-    values = np.rint(blocks / scales[..., np.newaxis])
-    values = np.clip(values, _LEAST_INT4, _LARGEST_INT4).astype(np.int8)
+    values = np.empty((rows, columns // block_size, block_size), np.int8)
+    scales = np.empty((rows, columns // block_size), np.float32)
+    for start in range(0, rows, _CHUNK):
+        here = slice(start, start + _CHUNK)
+        blocks = matrix[here].reshape(-1, columns // block_size, block_size)
+        place = np.abs(blocks).argmax(axis=2)[..., np.newaxis]
+        extreme = np.take_along_axis(blocks, place, axis=2)[..., 0]  # [rows, blocks]
+        found = extreme * np.float32(1 / _LEAST_INT4)
+        scales[here] = np.where(np.abs(found) < LEAST_SCALE, LEAST_SCALE, found)
+        rounded = np.rint(blocks / scales[here][..., np.newaxis])
+        values[here] = np.clip(rounded, _LEAST_INT4, _LARGEST_INT4)
     return QuantizedBlocks(values=values.reshape(rows, columns), scales=scales)

@@ -40,9 +40,9 @@ LOOKAHEAD_ROTATION: Final = "rotation.lookaheads"
 BLOCK_ROTATION: Final = "rotation.block"
 ROTATION_PRODUCTS: Final = (LOOKAHEAD_ROTATION, HEAD_ROTATION, BLOCK_ROTATION)
 _SEED: Final = 1729
-# Rows turned at a time: a table is held in float64 no longer than that.
-_CHUNK: Final = 4096
-# Of a Hadamard matrix that is multiplied as it is.
+# Rows turned at a time, in float64.
+_CHUNK: Final = 256
+# Of the last axis' matrix.
 _LARGEST_FACTOR: Final = 64
 # 32 and 128 lose about as little.
 _LARGEST_BLOCK: Final = 64
@@ -84,10 +84,11 @@ class Basis:
 
     def turn(self, rows: Matrix) -> Matrix:
         """[rows, size] of rows times Q: in float64, rounded once."""
-        if not len(rows):
-            return rows
-        chunks = [rows[start : start + _CHUNK] for start in range(0, len(rows), _CHUNK)]
-        return np.concatenate([self._turn(chunk.astype(np.float64)) for chunk in chunks])
+        turned = np.empty(rows.shape, np.float32)
+        for start in range(0, len(rows), _CHUNK):
+            here = slice(start, start + _CHUNK)
+            turned[here] = self._turn(rows[here].astype(np.float64))
+        return turned
 
     def turn_columns(self, matrix: Matrix) -> Matrix:
         """[size, columns] of Q^T times a matrix."""
@@ -104,7 +105,7 @@ class Basis:
     def _turn(self, rows: NDArray[np.float64]) -> Matrix:
         count, odd = len(rows), len(self.odd)
         turned = _transform((rows * self.signs).reshape(count, odd, -1))
-        turned = np.einsum("cop,oq->cqp", turned, self.odd).reshape(count, self.size)
+        turned = np.matmul(self.odd.T, turned).reshape(count, self.size)
         rounded: Matrix = turned.astype(np.float32)
         return rounded
 
@@ -157,8 +158,16 @@ class Rotation:
     def turn_inputs(self, parameter: str, array: Matrix) -> Matrix:
         """[rows, in_features] that multiply what this weight multiplies, as they are then."""
         if parameter in self.blocked:
-            runs = array.astype(np.float64).reshape(len(array), -1, self.block)
-            array = _transform(runs).reshape(array.shape).astype(np.float32)
+            turned = np.empty(array.shape, np.float32)
+            for start in range(0, len(array), _CHUNK):
+                here = slice(start, start + _CHUNK)
+                runs = (
+                    array[here]
+                    .astype(np.float64)
+                    .reshape(-1, array.shape[1] // self.block, self.block)
+                )
+                turned[here] = _transform(runs).reshape(-1, array.shape[1])
+            array = turned
         if parameter in self.readers:
             array = self.basis.turn(array * self.gains[self.readers[parameter]])
         return array
@@ -199,18 +208,13 @@ def make_basis(size: int) -> Basis:
 def _transform(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """[..., size] times the Hadamard matrix of that size over its root.
 
-    The matrix is a Kronecker product of smaller ones, each of which multiplies an axis of its own.
+    The matrix is a Kronecker product of two, each of which multiplies an axis of its own.
     """
-    shape, size = rows.shape, rows.shape[-1]
-    behind, transformed = 1, rows
-    while behind < size:
-        side = min(size // behind, _LARGEST_FACTOR)
-        # The last axis has been multiplied, or is of size 1.
-        parts = transformed.reshape(-1, side, behind).swapaxes(1, 2)
-        transformed = (parts.reshape(-1, side) @ _hadamard(side)).reshape(parts.shape)
-        transformed = np.ascontiguousarray(transformed.swapaxes(1, 2))
-        behind *= side
-    scaled: NDArray[np.float64] = transformed.reshape(shape) / np.sqrt(size)
+    size = rows.shape[-1]
+    last = min(size, _LARGEST_FACTOR)
+    parts = rows.reshape(-1, size // last, last) @ _hadamard(last)
+    transformed = np.matmul(_hadamard(size // last), parts).reshape(rows.shape)
+    scaled: NDArray[np.float64] = transformed / np.sqrt(size)
     return scaled
 
 

@@ -37,10 +37,10 @@ class _RotationParts(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     readers: dict[str, str]
-    tables: frozenset[str]
-    writers: frozenset[str]
+    tables: tuple[str, ...]
+    writers: tuple[str, ...]
     last: str
-    blocked: frozenset[str]
+    blocked: tuple[str, ...]
     block: int
 
 
@@ -59,10 +59,11 @@ def write_smoothing(path: Path, smoothing: Smoothing) -> None:
         tensors |= {_GAINS + name: np.ascontiguousarray(g) for name, g in rotation.gains.items()}
         parts = _RotationParts(
             readers=dict(rotation.readers),
-            tables=rotation.tables,
-            writers=rotation.writers,
+            # In order, so that the file has the same bytes every time.
+            tables=tuple(sorted(rotation.tables)),
+            writers=tuple(sorted(rotation.writers)),
             last=rotation.last,
-            blocked=rotation.blocked,
+            blocked=tuple(sorted(rotation.blocked)),
             block=rotation.block,
         )
         metadata[_ROTATION] = parts.model_dump_json()
@@ -101,5 +102,10 @@ def _read_rotation(
     return Rotation(
         basis=Basis(signs=tensors[_SIGNS], odd=tensors[_ODD]),
         gains={n.removeprefix(_GAINS): t for n, t in tensors.items() if n.startswith(_GAINS)},
-        **parts.model_dump(),
+        readers=parts.readers,
+        tables=frozenset(parts.tables),
+        writers=frozenset(parts.writers),
+        last=parts.last,
+        blocked=frozenset(parts.blocked),
+        block=parts.block,
     )

@@ -13,6 +13,7 @@ from la_export import pipeline
 from la_export.checkpoint import Checkpoint, facts
 from la_export.graph.export import optimize_graph
 from la_export.graph.step_graph import StepGraph
+from la_export.journal import Journal
 from la_export.options import Precision
 from la_export.pipeline import (
     NO_PLANS,
@@ -73,6 +74,8 @@ def skip_tracing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the slow stages in tests of what comes after them."""
     monkeypatch.setattr(pipeline, "trace_model", lambda *_, **__: SimpleNamespace())
     monkeypatch.setattr(pipeline, "optimize_graph", lambda *_: None)
+    monkeypatch.setattr(Journal, "write_trace", lambda *_: None)
+    monkeypatch.setattr(Journal, "read_trace", lambda *_: SimpleNamespace())
 
 
 def _options(checkpoint: Path, out: Path, **changes: Any) -> BuildOptions:
@@ -80,8 +83,7 @@ def _options(checkpoint: Path, out: Path, **changes: Any) -> BuildOptions:
 
 
 def _raise_while_writing(error: BaseException) -> Callable[..., Path]:
-    def write(_: object, __: object, folder: Path) -> Path:
-        folder.mkdir(parents=True)
+    def write(_: object, __: object, folder: Path, **___: object) -> Path:
         (folder / "model.onnx").write_bytes(b"half")
         raise error
 
@@ -244,11 +246,11 @@ def test_broken_off_build_leaves_nothing(
     assert _entries(engines) == set()
 
 
-@pytest.mark.usefixtures("skip_tracing")
 def test_old_bundle_survives_a_failed_rebuild(
     report: BuildReport,
     make_checkpoint: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
+    skip_tracing: None,  # behind the bundle that is built
 ) -> None:
     before = _entries(report.bundle.parent)
     monkeypatch.setattr(

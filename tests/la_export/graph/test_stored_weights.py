@@ -235,7 +235,7 @@ def test_weights_rounded_twice_give_no_bundle(
                 return array
             return from_stored(to_stored(array, Dtype.BFLOAT16), Dtype.BFLOAT16)
 
-    def write(step_graph: object, reader: TensorReader, folder: Path) -> Path:
+    def write(step_graph: object, reader: TensorReader, folder: Path, **_: object) -> Path:
         return write_graph(step_graph, Coarse(reader), folder)  # type: ignore[arg-type]
 
     monkeypatch.setattr(pipeline, "write_graph", write)
