@@ -38,15 +38,18 @@ from la_export.checkpoint.facts import (
 )
 from la_export.checkpoint.rotary import is_length_dependent
 from la_export.checkpoint.tokenizer_files import TokenizerFiles, read_tokenizer
+from la_export.estimate import export_host_bytes, make_shape, weight_bytes
 from la_export.graph.check import check_graph_file
 from la_export.graph.export import optimize_graph, trace_model
 from la_export.graph.packed_weights import add_packed_weights
 from la_export.graph.parity import check_parity
 from la_export.graph.step_graph import OPSET_VERSIONS, StepGraph
+from la_export.graph.stored_integers import StoredIntegers
 from la_export.graph.stored_weights import check_weights
 from la_export.graph.tokens_only import write_tokens_only
 from la_export.graph.variants import check_variants, write_cpu_variant
 from la_export.graph.weights import SmoothedReader, write_graph
+from la_export.host import available_memory_bytes
 from la_export.journal import Journal, is_journal_of, make_key
 from la_export.lookahead import LookaheadWeights, write_lookaheads
 from la_export.lookahead_choice import choose_lookaheads, make_untuned
@@ -289,9 +292,11 @@ def _resolve(options: BuildOptions, plans: PlanOptions, progress: Progress) -> _
         prefill_chunk=options.prefill_chunk,
     )
     num_parameters = count_parameters(checkpoint)
+    shape = make_shape(checkpoint.traced_config, name=source.name, context=checkpoint.context)
+    weights = weight_bytes(shape, options.precision) * (2 if options.packed else 1)
     num_plans = _count_plans(options, plans) if has_builder else 0
-    needed = build_disk_bytes(num_parameters, contract.compute_dtype, num_plans=num_plans)
-    _check_free_space(destination, needed)
+    _check_free_space(destination, build_disk_bytes(weights, num_plans=num_plans))
+    _check_memory(source.name, export_host_bytes(shape))
     tokenizer = read_tokenizer(checkpoint)
     facts = make_model_facts(
         checkpoint, num_parameters=num_parameters, eos_token_ids=tokenizer.eos_token_ids
@@ -375,8 +380,8 @@ def _check(
     threads = options.threads or torch.get_num_threads()
     with clock.stage(Stage.CHECK):
         checks = [check_graph_file(graph_path, contract, count_operators(checkpoint))]
-        # Large: the weights themselves, a pass, and in integers one with activations as they are.
-        num_readings = 3 if options.precision.is_integer else 2
+        # The weights themselves, and in floats a pass; integers are read from the graph then.
+        num_readings = 1 if options.precision.is_integer else 2
         reference = TorchReference(
             checkpoint.make_skeleton() if checkpoint.is_large else checkpoint.load_model(),
             precision=options.precision,
@@ -385,6 +390,7 @@ def _check(
             read=_meter(inputs, clock, num_readings=num_readings) if checkpoint.is_large else None,
         )
         checks.append(check_weights(graph_path, reference))
+        reference.take_integers(StoredIntegers(graph_path, checkpoint.shapes()).read)
         checks += check_parity(graph_path, contract, reference, context=context, threads=threads)
         checks += check_variants(
             graph_path,
@@ -505,6 +511,19 @@ def _count_plans(options: BuildOptions, plans: PlanOptions) -> int:
     if plans.sharing is PlanSharing.SHARED:
         return 1
     return len(set(plans.lookahead_lengths or options.lookahead_lengths))
+
+
+def _check_memory(name: str, needed: int) -> None:
+    """Refuse early what the kernel would end in the middle; where it does not say, go on."""
+    try:
+        available = available_memory_bytes()
+    except HostError:
+        return
+    if available < needed:
+        raise HostError(
+            f"not enough memory to build {name}: about {needed / 1e9:.1f} GB are needed, "
+            f"{available / 1e9:.1f} GB are free; end other programs or build on a larger machine"
+        )
 
 
 def _check_free_space(destination: Path, needed: int) -> None:

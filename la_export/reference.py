@@ -177,6 +177,17 @@ class TorchReference:
             for layer in layers:
                 layer.activations = Activations.INTEGERS
 
+    def take_integers(
+        self, stored: Callable[[str], QuantizedRows | QuantizedBlocks | None]
+    ) -> None:
+        """Where weights are read for each pass, take integers that are known to be right.
+
+        Args:
+            stored: gives those of a parameter; None for one that it does not have.
+        """
+        if self._held is not None:
+            self._held.stored = stored
+
     def scores(
         self,
         token_ids: Sequence[int],

@@ -33,7 +33,7 @@ __all__ = ["HeldWeights", "stream_weights"]
 _HALVES: Final = frozenset({Precision.FP16, Precision.BF16})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class HeldWeights:
     """A model's parameters as a graph of some precision holds them, read one at a time.
 
@@ -44,6 +44,7 @@ class HeldWeights:
         names: of every parameter, each with all its names; tied ones have several.
         by_row: names of parameters that int8 holds as rows of integers.
         in_blocks: names of parameters that int4 holds as blocks of integers.
+        stored: gives the integers of those that are to be had without making them.
     """
 
     read: Callable[[str], NDArray[np.float32]]
@@ -52,6 +53,7 @@ class HeldWeights:
     names: tuple[tuple[str, ...], ...]
     by_row: frozenset[str]
     in_blocks: frozenset[str]
+    stored: Callable[[str], QuantizedRows | QuantizedBlocks | None] | None = None
 
     @classmethod
     def of_model(
@@ -87,6 +89,10 @@ class HeldWeights:
 
     def integers(self, name: str) -> QuantizedRows | QuantizedBlocks | None:
         """A parameter that is held in integers; None for one that is not."""
+        if self.stored is not None:
+            for alias in next((names for names in self.names if name in names), ()):
+                if (found := self.stored(alias)) is not None:
+                    return found
         if name in self.by_row:
             return quantize_rows(self._smoothed(name))
         if name in self.in_blocks:

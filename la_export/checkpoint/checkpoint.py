@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -209,8 +209,9 @@ def load_checkpoint(
     reader = BinTensors if source.weight_format is WeightFormat.BIN else SafetensorsTensors
     tensors = reader(source.weight_files)
     is_tied = _is_tied(config, tensors)
-    parameters = frozenset(make_skeleton(source.origin, config).state_dict())
-    check_tensors(tensors, parameters, config, tied=is_tied)
+    state = make_skeleton(source.origin, config).state_dict()
+    shapes = {name: tuple(parameter.shape) for name, parameter in state.items()}
+    check_tensors(tensors, shapes, config, tied=is_tied)
     checkpoint = Checkpoint(
         source=source,
         config=config,
@@ -274,7 +275,7 @@ def _is_tied(config: PreTrainedConfig, tensors: StoredTensors) -> bool:
 
 def check_tensors(
     tensors: StoredTensors,
-    parameters: frozenset[str],
+    shapes: Mapping[str, tuple[int, ...]],
     config: PreTrainedConfig,
     *,
     tied: bool,
@@ -283,18 +284,18 @@ def check_tensors(
 
     Args:
         tensors: of the checkpoint.
-        parameters: names that the model of its configuration reads.
+        shapes: of what the model of its configuration reads, by name.
         config: of the model.
         tied: whether embedding table and head are one.
 
     Raises:
-        CheckpointError: a tensor is missing, or the model would not read it.
+        CheckpointError: a tensor is missing or has another shape, or the model would not read it.
         UnsupportedModelError: a tensor is stored in numbers that need scales.
     """
-    read: set[str] = set(parameters)
+    read: set[str] = set(shapes)
     for stored in sorted(
         name
-        for parameter in parameters
+        for parameter in shapes
         for name in _stored_as(tensors, parameter, config, tied=tied).names
     ):
         read.add(stored)
@@ -303,6 +304,14 @@ def check_tensors(
                 f"tensor {stored} is stored as {tensors.dtype(stored)}, and config.json has no "
                 f"quantization_config that says what it means; supported are "
                 f"{', '.join(sorted(READABLE_DTYPES))}"
+            )
+    for parameter, shape in shapes.items():
+        stored_as = _stored_as(tensors, parameter, config, tied=tied)
+        if len(stored_as.names) == 1 and tensors.shape(stored_as.names[0]) != shape:
+            raise CheckpointError(
+                f"tensor {stored_as.names[0]} has shape {list(tensors.shape(stored_as.names[0]))}, "
+                f"the configuration expects {list(shape)}; config and weights do not belong "
+                "together"
             )
     unread = sorted(
         name for name in tensors.names() - read if not name.endswith(_RECOMPUTED_BUFFERS)

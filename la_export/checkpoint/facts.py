@@ -16,7 +16,6 @@ from la_export.layer_kinds import FULL_ATTENTION, count_kv_heads, layer_kinds
 from la_runtime.bundle import ModelFacts, RopeFacts
 from la_runtime.contract import CacheForm, Contract, Dtype
 from la_runtime.errors import CheckpointError, UnsupportedModelError
-from la_runtime.storage import storage_dtype
 
 __all__ = [
     "TOP_C",
@@ -55,19 +54,14 @@ def scatter_capacity(context: int, *, prefill_chunk: int, k_max: int) -> int:
     return math.ceil(places / _CAPACITY_STEP) * _CAPACITY_STEP
 
 
-def build_disk_bytes(num_parameters: int, dtype: Dtype, *, num_plans: int) -> int:
-    """Bytes on the disk while a bundle is built: its weights, and what checks or plans take beside.
-
-    A half-precision graph is checked as a float32 twin, which is gone when plans are built.
+def build_disk_bytes(weights: int, *, num_plans: int) -> int:
+    """Bytes on the disk while a bundle is built: its weights, and what plans take beside.
 
     Args:
-        num_parameters: of the model.
-        dtype: that the weights are stored in.
+        weights: bytes that they are stored in.
         num_plans: plans that hold the weights once more.
     """
-    size = storage_dtype(dtype).itemsize
-    twin = 0 if dtype is Dtype.FLOAT32 else storage_dtype(Dtype.FLOAT32).itemsize
-    return num_parameters * (size + max(twin, num_plans * size)) + _OTHER_BYTES
+    return weights * (1 + num_plans) + _OTHER_BYTES
 
 
 def make_contract(

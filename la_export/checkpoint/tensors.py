@@ -52,6 +52,10 @@ class StoredTensors(Protocol):
         """The dtype one tensor is stored in, as safetensors spells it; nothing is read."""
         ...
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of one tensor; nothing is read."""
+        ...
+
     def load(self, name: str) -> torch.Tensor:
         """One tensor, in the dtype it is stored in."""
         ...
@@ -70,11 +74,14 @@ class SafetensorsTensors:
     def __init__(self, files: tuple[Path, ...]) -> None:
         self._file_of: dict[str, Path] = {}
         self._dtypes: dict[str, str] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
         for path in files:
             try:
                 with safe_open(path, framework="pt") as shard:
                     names = list(shard.keys())
-                    dtypes = {name: shard.get_slice(name).get_dtype() for name in names}
+                    slices = {name: shard.get_slice(name) for name in names}
+                    dtypes = {name: found.get_dtype() for name, found in slices.items()}
+                    shapes = {name: tuple(found.get_shape()) for name, found in slices.items()}
             except (SafetensorError, OSError) as error:
                 raise CheckpointError(
                     f"weight file {path.name} cannot be read ({error}); copy it again"
@@ -87,6 +94,7 @@ class SafetensorsTensors:
                     )
                 self._file_of[name] = path
             self._dtypes.update(dtypes)
+            self._shapes.update(shapes)
 
     def names(self) -> frozenset[str]:
         """Every tensor of every shard."""
@@ -95,6 +103,10 @@ class SafetensorsTensors:
     def dtype(self, name: str) -> str:
         """As the shard's header says."""
         return self._dtypes[name]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """As the shard's header says."""
+        return self._shapes[name]
 
     def load(self, name: str) -> torch.Tensor:
         """Read one tensor from its shard."""
@@ -143,6 +155,10 @@ class BinTensors:
         """As the tensor says."""
         return _dtype_name(self._tensors[name])
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """As the tensor says."""
+        return tuple(self._tensors[name].shape)
+
     def load(self, name: str) -> torch.Tensor:
         """One tensor, still mapped from its file."""
         return self._tensors[name]
@@ -166,6 +182,10 @@ class LoadedTensors:
     def dtype(self, name: str) -> str:
         """As the tensor says."""
         return _dtype_name(self._tensors[name])
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """As the tensor says."""
+        return tuple(self._tensors[name].shape)
 
     def load(self, name: str) -> torch.Tensor:
         """One of the model's own tensors."""

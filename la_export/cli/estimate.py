@@ -20,8 +20,6 @@ __all__ = ["estimate_command"]
 
 # Gigabytes as memory and disks are sold.
 _GB = 10**9
-# What it knows the sizes of.
-_FLOATS = (Precision.FP32, Precision.FP16, Precision.BF16)
 
 
 @click.command("estimate")
@@ -43,7 +41,7 @@ _FLOATS = (Precision.FP32, Precision.FP16, Precision.BF16)
 )
 @click.option(
     "--precision",
-    type=click.Choice([precision.value for precision in _FLOATS]),
+    type=click.Choice([precision.value for precision in Precision]),
     default=Precision.FP32.value,
     show_default=True,
     help="Numbers that weights, activations and cache are held in.",

@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
-from la_export.estimate.estimate import estimate
-from la_export.estimate.reading import read_shape
+from la_export.estimate.estimate import estimate, export_host_bytes
+from la_export.estimate.formulas import weight_bytes
+from la_export.estimate.reading import make_shape, read_shape
 from la_export.estimate.results import (
     Estimate,
     EstimateOptions,
@@ -33,7 +34,10 @@ __all__ = [
     "Target",
     "TargetEstimate",
     "estimate",
+    "export_host_bytes",
     "is_plan",
     "list_warnings",
+    "make_shape",
     "read_shape",
+    "weight_bytes",
 ]

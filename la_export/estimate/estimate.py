@@ -36,7 +36,7 @@ from la_export.estimate.results import (
 from la_export.estimate.shape import ModelShape
 from la_export.graph.variants import CPU_GRAPH_FILE
 from la_export.graph.weights import WEIGHTS_FILE
-from la_export.options import BuildOptions
+from la_export.options import BuildOptions, Precision
 from la_export.plan.profiles import Sizes, make_prefill_profile, make_step_profile
 from la_runtime.batch import DEFAULT_PREFILL_SCORES
 from la_runtime.bundle import GRAPH_PATH, LOOKAHEAD_PATH
@@ -44,7 +44,7 @@ from la_runtime.contract import Axis, CacheForm, Contract, Dtype
 from la_runtime.layout import Layout
 from la_runtime.plans import PLANS_FOLDER, PlanTarget
 
-__all__ = ["estimate"]
+__all__ = ["estimate", "export_host_bytes"]
 
 # Measured with SmolLM2-135M: what processes held beside copies of the weights.
 _RUNTIME_BYTES: Final = 300_000_000
@@ -67,9 +67,14 @@ def estimate(shape: ModelShape, options: EstimateOptions) -> Estimate:
         shape: of the model.
         options: what is to be estimated.
     """
-    is_bfloat16 = options.build.precision.dtype is Dtype.BFLOAT16
-    targets = [t for t in Target if not (is_bfloat16 and t is Target.ORT_CPU)]
-    notes = ("ort-cpu does not compute in bf16",) if is_bfloat16 else ()
+    precision = options.build.precision
+    targets, notes = list(Target), tuple[str, ...]()
+    if precision is Precision.BF16:
+        targets.remove(Target.ORT_CPU)
+        notes = ("ort-cpu does not compute in bf16",)
+    if precision.is_integer:
+        targets = [target for target in Target if not target.has_plans]
+        notes = (f"TensorRT multiplies no integers, as {precision} does",)
     return Estimate(
         shape=shape,
         options=options,
@@ -79,17 +84,14 @@ def estimate(shape: ModelShape, options: EstimateOptions) -> Estimate:
 
 
 def _estimate_target(shape: ModelShape, options: EstimateOptions, target: Target) -> TargetEstimate:
-    dtype = options.build.precision.dtype
-    weights = weight_bytes(shape, dtype)
-    held = weight_bytes(shape, Dtype.FLOAT32)
-    is_streamed = held > LARGEST_HELD_BYTES
-    checked = _PART_COPIES * largest_part_bytes(shape) if is_streamed else _CHECK_COPIES * held
-    exporting = _EXPORTER_BYTES + checked
+    precision = options.build.precision
+    weights = weight_bytes(shape, precision)
+    exporting = export_host_bytes(shape)
     compiling = _COMPILER_BYTES + _PLAN_COPIES * weights if target.has_plans else 0
     opening = 0 if target is Target.ORT_CPU else _CUDA_BYTES + weights
     files = tuple(_list_files(shape, options, target))
     num_plans = sum(is_plan(entry) for entry in files)
-    building = build_disk_bytes(shape.num_parameters, dtype, num_plans=num_plans)
+    building = build_disk_bytes(weights, num_plans=num_plans)
     return TargetEstimate(
         target=target,
         files=files,
@@ -102,10 +104,18 @@ def _estimate_target(shape: ModelShape, options: EstimateOptions, target: Target
     )
 
 
+def export_host_bytes(shape: ModelShape) -> int:
+    """Peak memory of the process that builds graphs and checks them."""
+    held = weight_bytes(shape, Precision.FP32)
+    if held > LARGEST_HELD_BYTES:
+        return _EXPORTER_BYTES + _PART_COPIES * largest_part_bytes(shape)
+    return _EXPORTER_BYTES + _CHECK_COPIES * held
+
+
 def _list_files(shape: ModelShape, options: EstimateOptions, target: Target) -> Iterator[FileSize]:
     build = options.build
     folder = GRAPH_PATH.rpartition("/")[0]
-    weights = weight_bytes(shape, build.precision.dtype)
+    weights = weight_bytes(shape, build.precision)
     yield FileSize(path=GRAPH_PATH, bytes=graph_bytes(shape))
     yield FileSize(path=f"{folder}/{WEIGHTS_FILE}", bytes=weights)
     if build.precision.dtype is not Dtype.BFLOAT16:
@@ -113,12 +123,13 @@ def _list_files(shape: ModelShape, options: EstimateOptions, target: Target) -> 
     yield FileSize(path=LOOKAHEAD_PATH, bytes=lookahead_bytes(shape, build.k_max))
     yield FileSize(path="tokenizer", bytes=tokenizer_bytes(shape))
     folder = f"{PLANS_FOLDER}/{PlanTarget.TRT}"
-    dtype, lengths = build.precision.dtype, build.sorted_lengths
+    precision, lengths = build.precision, build.sorted_lengths
     if target is Target.TRT_PER_K:
+        size = plan_bytes(shape, precision, profiles=2)
         for k in lengths:
-            yield FileSize(path=f"{folder}/k{k}.plan", bytes=plan_bytes(shape, dtype, profiles=2))
+            yield FileSize(path=f"{folder}/k{k}.plan", bytes=size)
     elif target is Target.TRT_SHARED:
-        size = plan_bytes(shape, dtype, profiles=1 + len(lengths))
+        size = plan_bytes(shape, precision, profiles=1 + len(lengths))
         yield FileSize(path=f"{folder}/shared.plan", bytes=size)
 
 
@@ -135,7 +146,7 @@ def _estimate_step(
         k=k,
         rows=rows,
         memory=Memory(
-            weights=hold(shape, dtype),
+            weights=hold(shape, build.precision),
             cache_per_token=per_token,
             cache=batch * _places(shape, build) * per_token,
             scratch=max(

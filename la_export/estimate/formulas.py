@@ -8,6 +8,8 @@ from __future__ import annotations
 from typing import Final
 
 from la_export.estimate.shape import ModelShape
+from la_export.options import Precision
+from la_export.quantize.integers import BLOCK_SIZE
 from la_runtime.contract import CacheForm, Dtype
 from la_runtime.storage import storage_dtype
 
@@ -44,22 +46,38 @@ def width_of(dtype: Dtype) -> int:
     return storage_dtype(dtype).itemsize
 
 
-def weight_bytes(shape: ModelShape, dtype: Dtype) -> int:
+def weight_bytes(shape: ModelShape, precision: Precision) -> int:
     """Every parameter once, as the weights file holds them.
 
-    Source: the file holds each initializer once, a tied head included. Leaves out: what pads large
-    tensors to whole pages, less than 4 kB each, and the rotary frequencies.
+    Source: the file holds each initializer once, a tied head included; integers with the scales of
+    `quantize.integers`, and in int8 the matrices of `quantize.rotation`. Leaves out: what pads
+    large tensors to whole pages, less than 4 kB each, and the rotary frequencies.
     """
-    return shape.num_parameters * width_of(dtype)
+    if not precision.is_integer:
+        return shape.num_parameters * width_of(precision.dtype)
+    table = shape.num_table_rows * shape.hidden_size
+    floats = shape.num_parameters - shape.num_linears - table
+    scales = shape.num_table_rows
+    if precision is Precision.INT8:
+        linears = shape.num_linears
+        scales += shape.num_features
+        if shape.turned_block:
+            floats += 2 * shape.hidden_size**2 + shape.turned_block**2
+    else:
+        linears = shape.num_linears // 2
+        scales += shape.num_linears // BLOCK_SIZE
+    return table + linears + _FLOAT32_BYTES * (scales + floats)
 
 
-def cpu_weight_bytes(shape: ModelShape, dtype: Dtype) -> int:
+def cpu_weight_bytes(shape: ModelShape, precision: Precision) -> int:
     """The weights as ONNX Runtime's CPU provider holds them.
 
     Source: measured; in fp16 it keeps the file's pages and a float32 copy to compute with.
     """
-    stored = weight_bytes(shape, dtype)
-    return stored if dtype is Dtype.FLOAT32 else stored + weight_bytes(shape, Dtype.FLOAT32)
+    stored = weight_bytes(shape, precision)
+    if precision is Precision.FP16:
+        return stored + weight_bytes(shape, Precision.FP32)
+    return stored
 
 
 def largest_part_bytes(shape: ModelShape) -> int:
@@ -73,12 +91,12 @@ def largest_part_bytes(shape: ModelShape) -> int:
     return _FLOAT32_BYTES * max(table, layer)
 
 
-def plan_bytes(shape: ModelShape, dtype: Dtype, *, profiles: int) -> int:
+def plan_bytes(shape: ModelShape, precision: Precision, *, profiles: int) -> int:
     """A plan: the weights once, and each profile's kernels.
 
     Source: measured with TensorRT for RTX; full TensorRT's kernels were not.
     """
-    return weight_bytes(shape, dtype) + profiles * _PROFILE_BYTES_PER_LAYER * shape.num_layers
+    return weight_bytes(shape, precision) + profiles * _PROFILE_BYTES_PER_LAYER * shape.num_layers
 
 
 def graph_bytes(shape: ModelShape) -> int:

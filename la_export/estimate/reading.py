@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from torch import nn
+from transformers import PreTrainedConfig
+
 from la_export.checkpoint.checkpoint import EMBEDDING, HEAD
 from la_export.checkpoint.configuration import load_config, make_skeleton, read_config_fields
 from la_export.checkpoint.features import check_context, check_features, check_supported
@@ -9,8 +12,10 @@ from la_export.checkpoint.gguf_file import check_gguf
 from la_export.checkpoint.sources import ModelSource, WeightFormat, find_configuration
 from la_export.estimate.shape import ModelShape
 from la_export.layer_kinds import count_kv_heads
+from la_export.quantize.calibration import is_turned
+from la_export.quantize.rotation import largest_block
 
-__all__ = ["read_shape"]
+__all__ = ["make_shape", "read_shape"]
 
 
 def read_shape(model: str, *, revision: str | None, context: int | None) -> ModelShape:
@@ -29,12 +34,31 @@ def read_shape(model: str, *, revision: str | None, context: int | None) -> Mode
     config = load_config(source)
     served = check_context(config, context)
     check_supported(config)
-    parameters = dict(make_skeleton(source.origin, config).named_parameters())
+    return make_shape(config, name=source.name, context=served)
+
+
+def make_shape(config: PreTrainedConfig, *, name: str, context: int) -> ModelShape:
+    """The sizes of a model; whether the head is tied is as the configuration says.
+
+    Args:
+        config: a supported configuration.
+        name: of the model.
+        context: positions to serve.
+    """
+    skeleton = make_skeleton(name, config)
+    parameters = dict(skeleton.named_parameters())
     if config.tie_word_embeddings and EMBEDDING in parameters:
         parameters.pop(HEAD, None)
+    ends = (skeleton.get_input_embeddings().weight, skeleton.get_output_embeddings().weight)
+    tables = [p for p in parameters.values() if any(p is end for end in ends)]
+    linears = [
+        module.weight
+        for module in skeleton.modules()
+        if isinstance(module, nn.Linear) and not any(module.weight is end for end in ends)
+    ]
     heads = config.num_attention_heads
     return ModelShape(
-        name=source.name,
+        name=name,
         num_parameters=sum(parameter.numel() for parameter in parameters.values()),
         num_layers=config.num_hidden_layers,
         num_heads=heads,
@@ -43,7 +67,11 @@ def read_shape(model: str, *, revision: str | None, context: int | None) -> Mode
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
         vocab_size=config.vocab_size,
-        context=served,
+        context=context,
+        num_linears=sum(weight.numel() for weight in linears),
+        num_features=sum(len(weight) for weight in linears),
+        num_table_rows=sum(len(table) for table in tables),
+        turned_block=largest_block(config.intermediate_size) if is_turned(config) else 0,
     )
 
 

@@ -22,6 +22,11 @@ class ModelShape:
         intermediate_size: width of the MLP.
         vocab_size: rows of the embedding table.
         context: positions to serve.
+        num_linears: weights of linear layers, the head's not among them.
+        num_features: output features of those layers.
+        num_table_rows: rows of the embedding and of a head of its own.
+        turned_block: channels that int8 turns at a time before a down projection; 0 where it does
+            not turn the model's stream.
     """
 
     name: str
@@ -34,3 +39,7 @@ class ModelShape:
     intermediate_size: int
     vocab_size: int
     context: int
+    num_linears: int = 0
+    num_features: int = 0
+    num_table_rows: int = 0
+    turned_block: int = 0

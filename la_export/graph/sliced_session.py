@@ -127,7 +127,9 @@ class SlicedSession:
 def _cut(graph: onnx.GraphProto) -> tuple[_Slice, ...]:
     weights = {tensor.name: tensor for tensor in graph.initializer}
     # A head that is tied is the embedding, which everything depends on.
-    looked_up = {node.input[0] for node in graph.node if node.op_type == "Gather"}
+    cast = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Cast"}
+    tables = (node.input[0] for node in graph.node if node.op_type == "Gather")
+    looked_up = {cast.get(name, name) for name in tables}
     levels = _levels(weights.keys() - looked_up)
     nodes: dict[int, list[onnx.NodeProto]] = {}
     for node in graph.node:

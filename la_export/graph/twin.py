@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,23 +36,37 @@ def float32_twin(path: Path, *, folder: Path | None = None) -> Iterator[Path]:
         folder: where that folder is made; beside the graph when not given.
 
     Yields:
-        Path of the twin; it takes twice the graph's disk space.
+        Path of the twin. Its weights are the graph's own file, linked where the disk is the same;
+        float32 copies of them are made in memory when it is opened.
     """
     model = ir.load(path)
     graph = model.graph
-    for value in (*graph.inputs, *graph.initializers.values(), *_node_outputs(graph)):
+    for value in (*graph.inputs, *_node_outputs(graph)):
         if value.dtype in _HALVES:
             value.type = ir.TensorType(ir.DataType.FLOAT)
-    for value in graph.initializers.values():
-        if value.const_value is not None and value.const_value.dtype in _HALVES:
-            value.const_value = _widen(value.const_value)
     for node in graph:
         if node.op_type == "Cast" and node.attributes["to"].as_int() in _HALVES:
             node.attributes["to"] = ir.AttrInt64("to", ir.DataType.FLOAT)
+    for name, weight in list(graph.initializers.items()):
+        if weight.dtype in _HALVES:
+            readers = list(weight.uses())
+            cast = ir.node("Cast", [weight], {"to": ir.DataType.FLOAT})
+            cast.outputs[0].name = f"{name}.{ir.DataType.FLOAT.name}"
+            graph.insert_before(graph[0], cast)
+            for node, place in readers:
+                node.replace_input_with(place, cast.outputs[0])
     with tempfile.TemporaryDirectory(prefix=".twin.", dir=folder or path.parent) as scratch:
         twin = Path(scratch) / path.name
-        ir.save(model, twin, external_data=WEIGHTS_FILE)
+        ir.save(model, twin)
+        _link(path.with_name(WEIGHTS_FILE), twin.with_name(WEIGHTS_FILE))
         yield twin
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another disk, or one that knows no links
+        shutil.copyfile(source, target)
 
 
 @contextmanager
@@ -87,18 +103,3 @@ def float_activations_twin(path: Path) -> Iterator[Path]:
 
 def _node_outputs(graph: ir.Graph) -> Iterator[ir.Value]:
     return (value for node in graph for value in node.outputs)
-
-
-def _widen(half: ir.TensorProtocol) -> ir.LazyTensor:
-    """Read when it is written, so that memory holds one tensor at a time."""
-
-    def load() -> ir.TensorProtocol:
-        return ir.Tensor(half.numpy().astype(np.float32))
-
-    return ir.LazyTensor(
-        load,
-        dtype=ir.DataType.FLOAT,
-        shape=ir.Shape(half.shape.numpy()),
-        name=half.name,
-        cache=False,
-    )

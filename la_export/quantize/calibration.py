@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from la_export.layer_kinds import count_kv_heads
 from la_export.quantize.rotation import Rotation, largest_block, make_basis
 from la_export.quantize.smoothing import Seam, Smoothing, make_smoothing
 
-__all__ = ["calibrate", "find_rotation", "find_seams"]
+__all__ = ["calibrate", "find_rotation", "find_seams", "is_turned"]
 
 # Llama's decoder: two norms a layer with plain gains, each read by linear layers alone.
 _TURNED_FAMILIES: Final = frozenset({"llama", "mistral", "qwen2", "qwen3", "smollm3"})
@@ -104,7 +104,7 @@ def find_rotation(model: PreTrainedModel, read: Read | None = None) -> Rotation 
         None for a model that norms what a layer adds, or scales it, or joins its projections: there
         the turn cannot be folded into weights.
     """
-    if model.config.model_type not in _TURNED_FAMILIES:
+    if not is_turned(model.config):
         return None
     held: Read = read or (lambda name: model.get_parameter(name).detach().float().numpy())
     decoder = model.get_decoder()
@@ -136,6 +136,11 @@ def find_rotation(model: PreTrainedModel, read: Read | None = None) -> Rotation 
         blocked=frozenset(f"{names[layer.mlp.down_proj]}.weight" for layer in decoder.layers),
         block=largest_block(int(model.config.intermediate_size)),
     )
+
+
+def is_turned(config: PreTrainedConfig) -> bool:
+    """Whether models of this configuration have their stream turned."""
+    return config.model_type in _TURNED_FAMILIES
 
 
 def _new_tokens(model: PreTrainedModel) -> int:

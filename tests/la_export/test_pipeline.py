@@ -218,6 +218,32 @@ def test_unusable_tokenizer_is_refused_before_the_long_work(
         build(_options(folder, tmp_path / "out"))
 
 
+def test_too_little_memory_is_said_before_the_long_work(
+    make_checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "available_memory_bytes", lambda: 10**8)
+    monkeypatch.setattr(Checkpoint, "source_digest", lambda _: pytest.fail("weights were read"))
+    with pytest.raises(HostError, match=r"not enough memory to build .*0\.1 GB are free"):
+        build(_options(make_checkpoint(), tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_memory_that_the_kernel_does_not_tell_stops_nothing(
+    make_checkpoint: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> int:
+        raise HostError("this works on Linux only")
+
+    monkeypatch.setattr(pipeline, "available_memory_bytes", refuse)
+
+    def trace(*_: object, **__: object) -> None:
+        raise RuntimeError("traced")
+
+    monkeypatch.setattr(pipeline, "trace_model", trace)
+    with pytest.raises(RuntimeError, match="traced"):
+        build(_options(make_checkpoint(), tmp_path / "out"))
+
+
 def test_seconds_cover_the_stages_and_what_is_between_them(report: BuildReport) -> None:
     assert report.seconds > sum(entry.seconds for entry in report.stages)
 

@@ -10,11 +10,13 @@ import pytest
 from la_export.checkpoint import checkpoint as checkpoint_module
 from la_export.checkpoint import find_model, load_checkpoint
 from la_export.graph import sliced_session
+from la_export.graph.stored_integers import StoredIntegers
 from la_export.options import BuildOptions, Precision
 from la_export.pipeline import build
 from la_export.quantize import calibration
 from la_export.quantize.calibration import calibrate
 from la_export.quantize.smoothing import NO_SMOOTHING
+from la_export.quantize.smoothing_file import SMOOTHING_PATH, read_smoothing
 from la_export.reference import TorchReference
 from la_runtime.bundle import GRAPH_PATH
 from tests.tiny_models import VOCAB_SIZE, make_tiny_checkpoint
@@ -115,6 +117,55 @@ def test_weights_are_the_same_one_at_a_time(tmp_path: Path) -> None:
     for names, quantize in found.items():
         np.testing.assert_array_equal(quantize().values, by_name[names[0]]().values)
         np.testing.assert_array_equal(quantize().scales, by_name[names[0]]().scales)
+
+
+@pytest.mark.parametrize("precision", [Precision.INT8, Precision.INT4])
+@pytest.mark.parametrize("tied", [False, True])
+def test_integers_can_be_had_from_a_graph_that_has_passed(
+    precision: Precision, tied: bool, tmp_path: Path
+) -> None:
+    folder = make_tiny_checkpoint(tmp_path / "model", tie_word_embeddings=tied)
+    report = build(
+        BuildOptions(
+            model=str(folder), lookahead_lengths=(2,), precision=precision, out=tmp_path / "bundle"
+        )
+    )
+    checkpoint = load(folder)
+    smoothing = NO_SMOOTHING
+    if precision is Precision.INT8:
+        smoothing = read_smoothing(report.bundle / SMOOTHING_PATH)
+    _, streamed = make_both(checkpoint, precision, smoothing)
+    stored = StoredIntegers(report.bundle / GRAPH_PATH, checkpoint.shapes())
+    found = {names: quantize() for names, quantize in streamed.quantized_weights()}
+    assert found
+
+    streamed.take_integers(stored.read)
+
+    for names, quantize in streamed.quantized_weights():
+        assert any(stored.read(name) is not None for name in names)
+        assert type(quantize()) is type(found[names])
+        np.testing.assert_array_equal(quantize().values, found[names].values)
+        np.testing.assert_array_equal(quantize().scales, found[names].scales)
+
+
+def test_the_same_passes_are_computed_once(tmp_path: Path) -> None:
+    checkpoint = load(make_tiny_checkpoint(tmp_path / "model"))
+    read = list[str]()
+
+    def count(name: str):
+        read.append(name)
+        return checkpoint.read(name)
+
+    streamed = TorchReference(checkpoint.make_skeleton(), read=count, precision=Precision.INT8)
+    first = streamed.run_many(SEQUENCES[:1])
+    once = len(read)
+    assert streamed.run_many(SEQUENCES[:1]) is first
+    assert len(read) == once
+    with streamed.float_activations():
+        other = streamed.run_many(SEQUENCES[:1])
+    assert len(read) > once
+    assert not np.array_equal(other[0].logits, first[0].logits)
+    assert not np.array_equal(streamed.run_many(SEQUENCES[2:])[0].logits, first[0].logits)
 
 
 @pytest.mark.parametrize("precision", [p for p in Precision if p is not Precision.BF16])

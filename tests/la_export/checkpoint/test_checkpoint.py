@@ -117,6 +117,39 @@ def test_damaged_weights_are_refused(make_checkpoint: Callable[..., Path]) -> No
         _load(folder)
 
 
+def test_tensor_of_another_shape_is_refused_before_it_is_read(
+    make_checkpoint: Callable[..., Path],
+) -> None:
+    folder = make_checkpoint()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 128}))
+    with pytest.raises(
+        CheckpointError, match=r"gate_proj\.weight has shape \[96, 64\].*\[128, 64\]"
+    ):
+        _load(folder)
+
+
+def test_one_truncated_shard_of_several_is_named(tmp_path: Path) -> None:
+    make_tiny_model(make_tiny_config()).save_pretrained(tmp_path, max_shard_size="50KB")
+    shard = sorted(tmp_path.glob("model-*.safetensors"))[1]
+    shard.write_bytes(shard.read_bytes()[:-8])
+    with pytest.raises(CheckpointError, match=rf"{shard.name} cannot be read .*copy it again"):
+        _load(tmp_path)
+
+
+def test_tensor_that_no_shard_of_the_index_holds_is_named(tmp_path: Path) -> None:
+    make_tiny_model(make_tiny_config()).save_pretrained(tmp_path, max_shard_size="50KB")
+    index = tmp_path / "model.safetensors.index.json"
+    content = json.loads(index.read_text())
+    lost = content["weight_map"].pop("model.norm.weight")
+    content["weight_map"] = {
+        name: shard for name, shard in content["weight_map"].items() if shard != lost
+    }
+    index.write_text(json.dumps(content))
+    with pytest.raises(CheckpointError, match="the checkpoint has no tensor model"):
+        _load(tmp_path)
+
+
 def test_damaged_config_is_refused(make_checkpoint: Callable[..., Path]) -> None:
     folder = make_checkpoint()
     (folder / "config.json").write_text("{")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from la_export.estimate.formulas import (
@@ -14,6 +16,7 @@ from la_export.estimate.formulas import (
     width_of,
 )
 from la_export.estimate.shape import ModelShape
+from la_export.options import Precision
 from la_runtime.contract import CacheForm, Dtype
 
 # Llama 7B: published sizes.
@@ -44,16 +47,27 @@ SMALL = ModelShape(
 
 
 def test_a_7b_in_fp16_weighs_13_and_a_half_gigabytes_and_half_a_megabyte_a_token() -> None:
-    assert weight_bytes(LLAMA_7B, Dtype.FLOAT16) == 13_476_831_232
+    assert weight_bytes(LLAMA_7B, Precision.FP16) == 13_476_831_232
     assert cache_bytes_per_token(LLAMA_7B, Dtype.FLOAT16) == 512 * 1024
 
 
 @pytest.mark.parametrize(
-    ("dtype", "width"), [(Dtype.FLOAT32, 4), (Dtype.FLOAT16, 2), (Dtype.BFLOAT16, 2)]
+    ("precision", "width"), [(Precision.FP32, 4), (Precision.FP16, 2), (Precision.BF16, 2)]
 )
-def test_each_precision_has_its_width(dtype: Dtype, width: int) -> None:
-    assert width_of(dtype) == width
-    assert weight_bytes(SMALL, dtype) == 1000 * width
+def test_each_precision_has_its_width(precision: Precision, width: int) -> None:
+    assert width_of(precision.dtype) == width
+    assert weight_bytes(SMALL, precision) == 1000 * width
+
+
+def test_integers_have_scales_and_what_turns_them() -> None:
+    # 640 in linear layers of 20 features, tables of 4 rows by 64, 104 floats.
+    shape = replace(SMALL, num_linears=640, num_features=20, num_table_rows=4)
+    assert weight_bytes(shape, Precision.INT8) == 640 + 256 + 4 * (20 + 4 + 104)
+    assert weight_bytes(shape, Precision.INT4) == 320 + 256 + 4 * (20 + 4 + 104)
+    turned = replace(shape, turned_block=32)
+    added = weight_bytes(turned, Precision.INT8) - weight_bytes(shape, Precision.INT8)
+    assert added == 4 * (2 * 64 * 64 + 32 * 32)
+    assert weight_bytes(turned, Precision.INT4) == weight_bytes(shape, Precision.INT4)
 
 
 def test_activations_are_the_wider_of_attention_and_mlp_and_what_the_rows_leave_behind() -> None:

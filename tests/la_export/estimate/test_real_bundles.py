@@ -20,7 +20,7 @@ from la_export.estimate import (
 from la_export.estimate.formulas import graph_bytes, plan_bytes, weight_bytes
 from la_export.options import BuildOptions, Precision
 from la_runtime.bundle import read_manifest
-from la_runtime.contract import Contract, Dtype
+from la_runtime.contract import Contract
 from tests.tiny_models import make_tiny_checkpoint
 
 ROOT = Path(__file__).parents[3]
@@ -56,7 +56,7 @@ def test_the_weights_of_every_family_are_those_of_the_file(variant, report_of) -
 
     assert shape.num_parameters == manifest.model.num_parameters
     on_disk = manifest.files["onnx/model.onnx.data"].bytes
-    estimated = weight_bytes(shape, Dtype.FLOAT32)
+    estimated = weight_bytes(shape, Precision.FP32)
     graph_file = report_of(variant).bundle / manifest.graph
     tensors = onnx.load(graph_file, load_external_data=False).graph.initializer
     count = len(tensors)
@@ -132,7 +132,7 @@ def test_plans_of_smollm2_are_as_large_as_those_that_were_built(
     smollm2: ModelShape, profiles: int, measured_bytes: int
 ) -> None:
     """Sizes as TensorRT for RTX 1.7.1 wrote them; building them takes a minute each."""
-    found = plan_bytes(smollm2, Dtype.FLOAT16, profiles=profiles)
+    found = plan_bytes(smollm2, Precision.FP16, profiles=profiles)
 
     assert found == pytest.approx(measured_bytes, rel=0.01)
 
