@@ -46,6 +46,14 @@ TORCH_REFERENCE: Final = "torch"
 SELF_REFERENCE: Final = "self"
 
 _CPU_FACTS: Final = Path("/proc/cpuinfo")
+# By the kernel's names of them, those that ONNX Runtime would choose first.
+_INSTRUCTIONS: Final = {
+    "amx_int8": "AMX",
+    "avx512_vnni": "AVX-512 VNNI",
+    "avx_vnni": "AVX-VNNI",
+    "avx512f": "AVX-512",
+    "avx2": "AVX2",
+}
 _PLANS: Final = f"{PLANS_FOLDER}/"
 _GOOD_STATUSES: Final = frozenset({"passed", "skipped"})
 # What may have brought a backend's library, the likeliest first.
@@ -101,14 +109,26 @@ def hash_facts(manifest: Manifest) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def processor_name() -> str:
-    """What this machine calls its processor."""
+def processor_name(facts: Path | None = None) -> str:
+    """What this machine calls its processor, and the widest instructions that kernels may use.
+
+    Rented machines often give a family's name alone, over processors whose kernels sum otherwise.
+
+    Args:
+        facts: the kernel's table; this machine's when not given.
+    """
     try:
-        lines = _CPU_FACTS.read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = (facts or _CPU_FACTS).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(named, "") or platform.processor() or platform.machine()
+    found: dict[str, str] = {}
+    for line in lines:
+        key, _, value = line.partition(":")
+        found.setdefault(key.strip(), value.strip())
+    name = found.get("model name") or platform.processor() or platform.machine()
+    flags = set(found.get("flags", "").split())
+    kind = next((shown for flag, shown in _INSTRUCTIONS.items() if flag in flags), "")
+    return f"{name} ({kind})" if kind else name
 
 
 def read_backend_version(backend: str) -> str:

@@ -308,6 +308,22 @@ def test_this_machine_has_a_processor_and_a_backend():
     assert read_backend_version("ort-cpu")[0].isdigit()
 
 
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        ("fma avx avx2", "Some CPU (AVX2)"),
+        ("avx2 avx512f avx512_vnni", "Some CPU (AVX-512 VNNI)"),
+        ("avx2 avx512f avx512_vnni amx_int8", "Some CPU (AMX)"),
+        ("avx2 avx_vnni", "Some CPU (AVX-VNNI)"),
+        ("sse4_2", "Some CPU"),
+    ],
+)
+def test_processors_of_one_name_are_told_apart_by_their_instructions(tmp_path, flags, name):
+    facts = tmp_path / "cpuinfo"
+    facts.write_text(f"processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: fpu {flags}\n")
+    assert processor_name(facts) == name
+
+
 def test_a_machine_that_tells_nothing_still_has_a_name(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "_CPU_FACTS", tmp_path / "none")
     monkeypatch.setattr(module.platform, "processor", lambda: "")
