@@ -37,6 +37,10 @@ class MeteredReader:
 
     def __call__(self, parameter: str) -> NDArray[np.float32]:
         array = self.source(parameter)
-        self.done = min(self.done + array.nbytes, self.total)
-        self.report(self.done, self.total)
+        self.add(array.size)
         return array
+
+    def add(self, count: int) -> None:
+        """So many numbers were read."""
+        self.done = min(self.done + count * np.dtype(np.float32).itemsize, self.total)
+        self.report(self.done, self.total)

@@ -380,17 +380,18 @@ def _check(
     threads = options.threads or torch.get_num_threads()
     with clock.stage(Stage.CHECK):
         checks = [check_graph_file(graph_path, contract, count_operators(checkpoint))]
-        # The weights themselves, and in floats a pass; integers are read from the graph then.
-        num_readings = 1 if options.precision.is_integer else 2
+        # The weights themselves, a pass, and in integers one with activations as they are.
+        meter = _meter(inputs, clock, num_readings=3 if options.precision.is_integer else 2)
         reference = TorchReference(
             checkpoint.make_skeleton() if checkpoint.is_large else checkpoint.load_model(),
             precision=options.precision,
             smoothing=smoothing,
             adapter=inputs.lookaheads.adapter,
-            read=_meter(inputs, clock, num_readings=num_readings) if checkpoint.is_large else None,
+            read=meter if checkpoint.is_large else None,
         )
         checks.append(check_weights(graph_path, reference))
-        reference.take_integers(StoredIntegers(graph_path, checkpoint.shapes()).read)
+        stored = StoredIntegers(graph_path, checkpoint.shapes(), report=meter.add)
+        reference.take_integers(stored.read)
         checks += check_parity(graph_path, contract, reference, context=context, threads=threads)
         checks += check_variants(
             graph_path,

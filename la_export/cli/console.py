@@ -97,7 +97,7 @@ class StageLines:
     def advance_bytes(self, done: int, total: int) -> None:
         """In a terminal the running line; in a file a line now and then."""
         now = time.monotonic()
-        if now - self._told < (_TERMINAL_S if self._status is not None else _FILE_S):
+        if done >= total or now - self._told < (_FILE_S if self._status is None else _TERMINAL_S):
             return
         self._told = now
         text = f"{self._stage}   {format_bytes(done)} of {format_bytes(total)}"

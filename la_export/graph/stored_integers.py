@@ -6,7 +6,7 @@ source's becomes: to read, turn and quantize a model anew takes minutes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,10 +36,18 @@ class StoredIntegers:
     Args:
         path: the graph.
         shapes: of the model's parameters, by name.
+        report: is told how many numbers were read.
     """
 
-    def __init__(self, path: Path, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        shapes: Mapping[str, tuple[int, ...]],
+        *,
+        report: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self._path = path
+        self._report = report
         self._places: dict[tuple[str, str], _Place] = {}
         for stored_name in ir.load(path).graph.initializers:
             name = read_name(stored_name)
@@ -64,6 +72,7 @@ class StoredIntegers:
         stored = ir.load(self._path).graph.initializers
         values = self._read(stored, self._places[parameter, VALUES_SUFFIX]).astype(np.int8)
         scales = self._read(stored, self._places[parameter, SCALES_SUFFIX]).astype(np.float32)
+        self._report(values.size)
         if scales.ndim == 1:
             return QuantizedRows(values=values, scales=scales)
         return QuantizedBlocks(values=values, scales=scales)

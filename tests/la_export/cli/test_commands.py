@@ -23,6 +23,7 @@ from la_export.cli.report import print_report, report_record
 from la_export.options import BuildOptions, Precision
 from la_export.pipeline import BuildReport
 from la_export.plan import PlanOptions, PlanReport, PlansReport, Target
+from la_export.stages import Stage
 from la_runtime.bundle import MANIFEST_NAME
 from la_runtime.contract import CacheForm
 from la_runtime.errors import CheckError, ExitCode
@@ -383,6 +384,21 @@ def test_plans_are_told_of_as_they_are_built(capsys: pytest.CaptureFixture[str])
         progress.advance("Building engine", 1, 4)
         progress.finish_plan(plan)
     assert capsys.readouterr().err == "  trt/trt-rtx/k4.plan   61.3 s\n"
+
+
+def test_a_long_stage_says_now_and_then_how_far_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, 10.0, 90.0, 100.0, 400.0, 500.0])
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    lines = StageLines(make_console(quiet=False))
+    lines.start(Stage.WEIGHTS)
+    for done in (1, 2, 3, 8, 10):
+        lines.advance_bytes(done * 10**9, 10 * 10**9)
+    assert capsys.readouterr().err.splitlines() == [
+        "  weights   2.00 GB of 10.00 GB, about 6 min left",
+        "  weights   8.00 GB of 10.00 GB, about 2 min left",
+    ]
 
 
 def test_quiet_inspect_only_checks(report_of: Callable[[tuple[str, bool]], BuildReport]) -> None:
