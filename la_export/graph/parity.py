@@ -134,18 +134,24 @@ def _check_graph(
     session: Session, sample: Sample, bound: float, omits: Collection[str]
 ) -> list[CheckResult]:
     feeds = sample.make_feeds()
-    outputs = session.run(feeds)
+    asked = [feeds, sample.make_prompt_feeds()]
+    is_scatter = sample.contract.cache_form is CacheForm.SCATTER
+    if is_scatter:
+        asked.append(_soil(feeds, sample))
+    outputs, of_prompt, *of_soiled = session.run_many(asked)
     _check_outputs(outputs, sample.contract, omits)
+    prompt = of_prompt[Name.LOGITS][0, ::-1]
     results = [
         _compare_logits(outputs, np.asarray(feeds[Name.LOGITS_ROWS], np.int64), sample, bound),
         _compare_written(outputs, sample, bound),
         _check_top(outputs, sample.contract),
-        _check_prompt(session, sample, bound),
+        # A prompt with an empty cache, every row asked for.
+        _difference("prefill_logits", prompt, sample.truths[0].past_logits, bound),
     ]
     if Name.LOGSUMEXP in outputs:
         results.append(_check_logsumexp(outputs))
-    if sample.contract.cache_form is CacheForm.SCATTER:
-        results += _check_places(session, sample, feeds, outputs)
+    if is_scatter:
+        results += _check_places(sample, asked[-1], outputs, *of_soiled)
     return results
 
 
@@ -209,26 +215,37 @@ def _check_logsumexp(outputs: Arrays) -> CheckResult:
     )
 
 
-def _check_prompt(session: Session, sample: Sample, bound: float) -> CheckResult:
-    """A prompt with an empty cache, every row asked for."""
-    logits = session.run(sample.make_prompt_feeds())[Name.LOGITS]
-    return _difference("prefill_logits", logits[0, ::-1], sample.truths[0].past_logits, bound)
+def _unused_places(feeds: Arrays, sample: Sample) -> NDArray[np.bool_]:
+    """[batch, capacity] of cache places that hold nothing."""
+    places = np.arange(feeds[Name.ATTENTION_MASK].shape[-1])
+    return places >= sample.lengths[:, np.newaxis]
 
 
-def _check_places(
-    session: Session, sample: Sample, feeds: Arrays, outputs: Arrays
-) -> list[CheckResult]:
-    """Whatever unused places hold, no output may show it, and no place but the block's changes."""
-    contract, lengths = sample.contract, sample.lengths
-    block, num_places = feeds[Name.ATTENTION_MASK].shape[-2:]
-    places = np.arange(num_places)
-    is_unused = places >= lengths[:, np.newaxis]  # [batch, capacity]
-    is_block = is_unused & (places < lengths[:, np.newaxis] + block)
+def _soil(feeds: Arrays, sample: Sample) -> Arrays:
+    """The same inputs with unused cache places filled at random."""
+    contract, is_unused = sample.contract, _unused_places(feeds, sample)
     rng = np.random.default_rng(_STALE_SEED)
     soiled = dict(feeds)
     for name in contract.past_names:
         soiled[name] = _fill(feeds[name], is_unused, contract, rng)
-    again = session.run(soiled)
+    return soiled
+
+
+def _check_places(
+    sample: Sample, soiled: Arrays, outputs: Arrays, again: Arrays
+) -> list[CheckResult]:
+    """Whatever unused places hold, no output may show it, and no place but the block's changes.
+
+    Args:
+        sample: the batch.
+        soiled: its inputs, unused places filled.
+        outputs: of its inputs with empty places.
+        again: of `soiled`.
+    """
+    contract = sample.contract
+    block, num_places = soiled[Name.ATTENTION_MASK].shape[-2:]
+    ends = sample.lengths[:, np.newaxis] + block
+    is_block = _unused_places(soiled, sample) & (np.arange(num_places) < ends)
     touched, shown = [], []
     for past, present in zip(contract.past_names, contract.present_names, strict=True):
         before, after, clean = (

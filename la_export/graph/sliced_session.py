@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
@@ -42,6 +42,10 @@ class Session(Protocol):
 
     def run(self, feeds: Mapping[str, NDArray[np.generic]]) -> Arrays:
         """Every output, by name."""
+        ...
+
+    def run_many(self, asked: Sequence[Mapping[str, NDArray[np.generic]]]) -> list[Arrays]:
+        """As `run`, for some inputs."""
         ...
 
 
@@ -91,24 +95,31 @@ class SlicedSession:
 
     def run(self, feeds: Mapping[str, NDArray[np.generic]]) -> Arrays:
         """Every output, by name."""
-        known: Arrays = dict(feeds)
+        (outputs,) = self.run_many([feeds])
+        return outputs
+
+    def run_many(self, asked: Sequence[Mapping[str, NDArray[np.generic]]]) -> list[Arrays]:
+        """As `run`, for some inputs: each slice is opened once for all of them."""
+        known: list[Arrays] = [dict(feeds) for feeds in asked]
         for index, part in enumerate(self._slices):
-            known |= self._run_slice(part, known)
             wanted = set(self.output_names)
             wanted |= {name for later in self._slices[index + 1 :] for name in later.inputs}
-            known = {name: array for name, array in known.items() if name in wanted}
-        return {name: known[name] for name in self.output_names}
+            for arrays, made in zip(known, self._run_slice(part, known), strict=True):
+                arrays |= made
+                for name in arrays.keys() - wanted:
+                    del arrays[name]
+        return [{name: arrays[name] for name in self.output_names} for arrays in known]
 
-    def _run_slice(self, part: _Slice, known: Arrays) -> Arrays:
-        feeds = {name: known[name] for name in part.inputs}
-        model = self._make_model(part, feeds)
+    def _run_slice(self, part: _Slice, known: Sequence[Arrays]) -> list[Arrays]:
+        feeds = [{name: arrays[name] for name in part.inputs} for arrays in known]
+        model = self._make_model(part, feeds[0])
         # Beside the graph, so that it finds the weights.
         with tempfile.NamedTemporaryFile(
             prefix=".slice.", suffix=".onnx", dir=self._path.parent
         ) as file:
             file.write(model.SerializeToString())
             file.flush()
-            return GraphSession(Path(file.name), self._threads).run(feeds)
+            return GraphSession(Path(file.name), self._threads).run_many(feeds)
 
     def _make_model(self, part: _Slice, feeds: Arrays) -> onnx.ModelProto:
         inputs = [
