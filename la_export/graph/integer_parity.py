@@ -48,6 +48,9 @@ def check_integer_products(path: Path, sample: Sample, threads: int) -> CheckRes
             activation = np.asarray(outputs[str(product.activation.name)], np.float32)
             found = np.asarray(outputs[str(product.by_row.outputs[0].name)], np.float32)
             expected = _multiply(activation, product)
+            for stored in (product.weight.const_value, product.scales.const_value):
+                if isinstance(stored, ir.ExternalTensor):
+                    stored.release()
             worst = max(worst, _relative(found.reshape(expected.shape), expected))
             count += 1
     return CheckResult(

@@ -12,6 +12,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from la_export.quantize.chunks import for_each_chunk
+
 __all__ = [
     "BLOCK_SIZE",
     "LEAST_SCALE",
@@ -26,7 +28,7 @@ BLOCK_SIZE: Final = 32
 # so that nothing is divided by zero or by a subnormal.
 LEAST_SCALE: Final = np.float32(2.0**-100)
 # Rows at a time: what stands between a matrix and its integers is as large as itself.
-_CHUNK: Final = 4096
+_CHUNK: Final = 512
 _LARGEST_INT8: Final = 127
 _LARGEST_INT4: Final = 7
 _LEAST_INT4: Final = -8
@@ -77,12 +79,14 @@ def quantize_rows(matrix: NDArray[np.float32]) -> QuantizedRows:
     """
     values = np.empty(matrix.shape, np.int8)
     scales = np.empty(len(matrix), np.float32)
-    for start in range(0, len(matrix), _CHUNK):
-        here = slice(start, start + _CHUNK)
+
+    def quantize(here: slice) -> None:
         largest = np.abs(matrix[here]).max(axis=1, initial=0)  # [rows]
         scales[here] = np.maximum(largest * np.float32(1 / _LARGEST_INT8), LEAST_SCALE)
         rounded = np.rint(matrix[here] / scales[here, np.newaxis])
         values[here] = np.clip(rounded, -_LARGEST_INT8, _LARGEST_INT8)
+
+    for_each_chunk(len(matrix), _CHUNK, quantize)
     return QuantizedRows(values=values, scales=scales)
 
 
@@ -102,8 +106,8 @@ def quantize_blocks(
     assert columns % block_size == 0, f"{columns} columns are not blocks of {block_size}"
     values = np.empty((rows, columns // block_size, block_size), np.int8)
     scales = np.empty((rows, columns // block_size), np.float32)
-    for start in range(0, rows, _CHUNK):
-        here = slice(start, start + _CHUNK)
+
+    def quantize(here: slice) -> None:
         blocks = matrix[here].reshape(-1, columns // block_size, block_size)
         place = np.abs(blocks).argmax(axis=2)[..., np.newaxis]
         extreme = np.take_along_axis(blocks, place, axis=2)[..., 0]  # [rows, blocks]
@@ -111,4 +115,6 @@ def quantize_blocks(
         scales[here] = np.where(np.abs(found) < LEAST_SCALE, LEAST_SCALE, found)
         rounded = np.rint(blocks / scales[here][..., np.newaxis])
         values[here] = np.clip(rounded, _LEAST_INT4, _LARGEST_INT4)
+
+    for_each_chunk(rows, _CHUNK, quantize)
     return QuantizedBlocks(values=values.reshape(rows, columns), scales=scales)

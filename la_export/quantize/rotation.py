@@ -24,6 +24,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from la_export.quantize.chunks import for_each_chunk
+
 __all__ = [
     "BLOCK_ROTATION",
     "HEAD_ROTATION",
@@ -85,9 +87,11 @@ class Basis:
     def turn(self, rows: Matrix) -> Matrix:
         """[rows, size] of rows times Q: in float64, rounded once."""
         turned = np.empty(rows.shape, np.float32)
-        for start in range(0, len(rows), _CHUNK):
-            here = slice(start, start + _CHUNK)
+
+        def turn(here: slice) -> None:
             turned[here] = self._turn(rows[here].astype(np.float64))
+
+        for_each_chunk(len(rows), _CHUNK, turn)
         return turned
 
     def turn_columns(self, matrix: Matrix) -> Matrix:
@@ -158,19 +162,20 @@ class Rotation:
     def turn_inputs(self, parameter: str, array: Matrix) -> Matrix:
         """[rows, in_features] that multiply what this weight multiplies, as they are then."""
         if parameter in self.blocked:
-            turned = np.empty(array.shape, np.float32)
-            for start in range(0, len(array), _CHUNK):
-                here = slice(start, start + _CHUNK)
-                runs = (
-                    array[here]
-                    .astype(np.float64)
-                    .reshape(-1, array.shape[1] // self.block, self.block)
-                )
-                turned[here] = _transform(runs).reshape(-1, array.shape[1])
-            array = turned
+            array = self._turn_blocks(array)
         if parameter in self.readers:
             array = self.basis.turn(array * self.gains[self.readers[parameter]])
         return array
+
+    def _turn_blocks(self, array: Matrix) -> Matrix:
+        turned = np.empty(array.shape, np.float32)
+
+        def turn(here: slice) -> None:
+            runs = array[here].astype(np.float64).reshape(-1, self.block)
+            turned[here] = _transform(runs).reshape(-1, array.shape[1])
+
+        for_each_chunk(len(array), _CHUNK, turn)
+        return turned
 
     def turn_outputs(self, parameter: str, array: Matrix) -> Matrix:
         """[out_features, ...] that give what this parameter gives, as they are then."""
