@@ -1,6 +1,9 @@
 """Builds models of full size on this machine and decodes with them, into large_models.json.
 
     scripts/large_models --work FOLDER --build llama-7b:int8 --decode llama-7b:int8
+    scripts/large_models --work FOLDER --build llama-7b@12:fp16 --plan llama-7b@12:fp16
+
+`llama-7b@12` are its first twelve layers.
 
 Weights are random, from `scripts/make_checkpoint`: time, memory and disk are those of the real
 sizes, and so are the checks against PyTorch; text is noise. Rows of earlier runs stay in the file
@@ -14,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -25,6 +29,7 @@ from la_export.bench.gpu.random_checkpoint import write_random_checkpoint
 from la_export.bench.gpu.shapes import SHAPES
 from la_export.bench.memory import peak_bytes
 from la_export.bench.overhead import time_steps
+from la_export.bench.plan_build import measure_plan
 from la_export.bench.results import Cell, Column, read_result, write_result
 from la_export.bench.speed.steps import Scored, allocate_filled, make_step
 from la_export.estimate import EstimateOptions, Target, TargetEstimate, estimate, read_shape
@@ -56,6 +61,7 @@ _COLUMNS: Final = [
     Column(key="estimated_open_gb", title="estimated", digits=2),
     Column(key="l17", title="L(17) / L(1)", digits=2),
     Column(key="outside_percent", title="Step outside its pass (%)", digits=2),
+    Column(key="plan_peak_gb", title="Peak memory of its plan (GB)", digits=2),
 ]
 Row = dict[str, Cell]
 
@@ -69,6 +75,7 @@ Row = dict[str, Cell]
 )
 @click.option("--build", "builds", multiple=True, metavar="MODEL:PRECISION", help="Build it.")
 @click.option("--decode", "decodes", multiple=True, metavar="MODEL:PRECISION", help="Decode it.")
+@click.option("--plan", "plans", multiple=True, metavar="MODEL:fp16", help="Plan it for RTX.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -80,6 +87,7 @@ def main(
     work: Path,
     builds: tuple[str, ...],
     decodes: tuple[str, ...],
+    plans: tuple[str, ...],
     out: Path,
     decode_bundle: Path | None,
 ) -> None:
@@ -87,8 +95,12 @@ def main(
     if decode_bundle is not None:
         click.echo(json.dumps(_decode(decode_bundle)))
         return
-    rows = {(row["model"], row["precision"]): dict(row) for row in _earlier(out)}
-    for asked, measure in (*((b, _measure_build) for b in builds), *((d, _run) for d in decodes)):
+    rows = {
+        (str(row["model"]), str(row["precision"])): _empty(row["model"], row["precision"]) | row
+        for row in _earlier(out)
+    }
+    tasks = ((builds, _measure_build), (decodes, _run), (plans, _measure_plan))
+    for asked, measure in ((name, measure) for names, measure in tasks for name in names):
         model, precision = asked.split(":")
         row = rows.setdefault((model, precision), _empty(model, precision))
         row |= measure(work, model, Precision(precision))
@@ -108,7 +120,7 @@ def _earlier(out: Path) -> Iterator[Row]:
         yield from (dict(row) for row in read_result(out).rows)
 
 
-def _empty(model: str, precision: str) -> Row:
+def _empty(model: Cell, precision: Cell) -> Row:
     """What was not measured is shown as such."""
     return dict.fromkeys((column.key for column in _COLUMNS), None) | {
         "model": model,
@@ -147,6 +159,17 @@ def _measure_build(work: Path, model: str, precision: Precision) -> Row:
             if isinstance(check["value"], float)
         },
         **{f"{stage['stage']}_s": stage["seconds"] for stage in report["stages"]},
+    }
+
+
+def _measure_plan(work: Path, model: str, precision: Precision) -> Row:
+    """A plan of TensorRT for RTX, which needs no GPU."""
+    built = measure_plan(_bundle(work, model, precision), "--k", str(_K))
+    return {
+        "plan_minutes": built.record["seconds"] / 60,
+        "plan_peak_gb": built.peak_bytes / _GB,
+        "plan_gb": built.record["bytes"] / _GB,
+        "plan_fused": f"{built.record['fused_attentions']} of {built.record['attentions']}",
     }
 
 
@@ -211,7 +234,11 @@ def _time_in_turn(steps: list[Callable[[], float]]) -> list[float]:
 def _checkpoint(work: Path, model: str) -> Path:
     folder = work / model
     if not (folder / "tokenizer_config.json").is_file():
-        write_random_checkpoint(folder, SHAPES[model])
+        name, _, layers = model.partition("@")
+        shape = SHAPES[name]
+        if layers:
+            shape = replace(shape, num_layers=int(layers))
+        write_random_checkpoint(folder, shape)
     return folder
 
 
