@@ -15,7 +15,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -618,6 +618,7 @@ def write_bundle(
     """
     check_destination(destination)
     destination = destination.resolve()  # a link stays a link; `.` gets a name
+    made = [folder for folder in destination.parents if not folder.exists()]
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         work, claim = _adopt_abandoned(destination, adopts) or _make_work(destination)
@@ -636,6 +637,9 @@ def write_bundle(
     finally:
         shutil.rmtree(work, ignore_errors=True)
         os.close(claim)
+        with suppress(OSError):
+            for folder in made:
+                folder.rmdir()  # unless a bundle is in it
 
 
 def _is_about(error: OSError, folder: Path) -> bool:

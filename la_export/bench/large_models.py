@@ -49,19 +49,17 @@ _PROMPT: Final = tuple(range(100, 132))
 _NEW_TOKENS: Final = 12
 _GB: Final = 1e9
 _COLUMNS: Final = [
-    Column(key="model", title="Model"),
+    Column(key="model", title="Shape"),
     Column(key="precision", title="Precision"),
-    Column(key="build_minutes", title="Build (minutes)", digits=1),
-    Column(key="build_peak_gb", title="Peak memory of the build (GB)", digits=2),
+    Column(key="build_minutes", title="Build (min)", digits=1),
+    Column(key="build_peak_gb", title="its peak memory (GB)", digits=2),
     Column(key="estimated_build_peak_gb", title="estimated", digits=2),
     Column(key="disk_gb", title="Disk (GB)", digits=2),
     Column(key="estimated_disk_gb", title="estimated", digits=2),
-    Column(key="largest_difference", title="Largest difference from PyTorch", digits=6),
-    Column(key="open_peak_gb", title="Peak memory of decoding (GB)", digits=2),
+    Column(key="open_peak_gb", title="Decoding (GB)", digits=2),
     Column(key="estimated_open_gb", title="estimated", digits=2),
     Column(key="l17", title="L(17) / L(1)", digits=2),
-    Column(key="outside_percent", title="Step outside its pass (%)", digits=2),
-    Column(key="plan_peak_gb", title="Peak memory of its plan (GB)", digits=2),
+    Column(key="plan_peak_gb", title="Plan for RTX (GB)", digits=2),
 ]
 Row = dict[str, Cell]
 

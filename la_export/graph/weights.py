@@ -38,8 +38,8 @@ WEIGHTS_FILE: Final = "model.onnx.data"
 # Page-aligned offsets let a runtime map each large tensor straight from the file.
 _ALIGNMENT_BYTES: Final = 4096
 _SMALLEST_ALIGNED_BYTES: Final = 1 << 20
-# Smaller ones stay in the graph.
-_SMALLEST_STORED_BYTES: Final = 256
+# They stay in the graph.
+_LARGEST_INLINE_BYTES: Final = 256
 _DTYPES: Final = {ir_dtype: dtype for dtype, ir_dtype in IR_DTYPES.items()}
 # From here on numbers round to infinity. Both types end half a step below a power of two: of 11
 # bits in float16, of 8 in bfloat16.
@@ -121,7 +121,7 @@ def _write_weights(graph: ir.Graph, folder: Path, report: ByteProgress) -> None:
     stored = {
         value: value.const_value
         for value in graph.initializers.values()
-        if value.const_value is not None and value.const_value.nbytes >= _SMALLEST_STORED_BYTES
+        if value.const_value is not None and value.const_value.nbytes > _LARGEST_INLINE_BYTES
     }
     total = sum(tensor.nbytes for tensor in stored.values())
     done = 0

@@ -4,8 +4,9 @@ what runs.
 All but the entries below is as ONNX Runtime has it. `scripts/ort_options` measures every other
 choice against that: neither arena, memory pattern, denormals nor the block base of a loop changes
 the time of a step by more than steps differ anyway. Below the extended level of optimization int4
-weights are widened to float32, and without prepacking every step packs again. Threads that spin
-while they wait are fast where they have the cores to themselves, and slow where others need them.
+weights are widened to float32 and products of integers may saturate, and without prepacking every
+step packs again. Threads that spin while they wait are fast where they have the cores to
+themselves, and slow where others need them.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from la_export.graph.packed_weights import add_packed_weights
 from la_export.graph.session import GraphSession
+from tests.processors import saturates
 
 FEATURES, OUTPUTS = 96, 64
 WEIGHTS_FILE = "model.onnx.data"
@@ -84,7 +85,8 @@ def test_results_are_the_same_bit_for_bit_and_the_weights_stay(path: Path) -> No
     before, weights = _run(path), path.with_name(WEIGHTS_FILE).read_bytes()
     appended = add_packed_weights(path)
     after, data = _run(path), path.with_name(WEIGHTS_FILE).read_bytes()
-    assert set(_entries(path)) == {"floats", "integers"}
+    # Without VNNI the session makes other integers of the weight, which have no file.
+    assert set(_entries(path)) == ({"floats"} if saturates() else {"floats", "integers"})
     assert all(np.array_equal(after[name], before[name]) for name in before)
     assert data.startswith(weights)
     assert len(data) == len(weights) + appended
