@@ -47,7 +47,7 @@ class _Record(BaseModel):
 
     key: str
     done: dict[Stage, Any] = Field(default_factory=dict)
-    files: frozenset[str] = frozenset()
+    files: dict[str, int] = Field(default_factory=dict)
 
 
 class Journal:
@@ -64,10 +64,10 @@ class Journal:
     def __init__(self, work: Path, key: str) -> None:
         self._work = work
         self.folder = work / _FOLDER
-        found = _read(self.folder)
-        self._record = found if found is not None and found.key == key else _Record(key=key)
+        found = _read_whole(work, key)
+        self._record = _Record(key=key) if found is None else found
         # What a stage had begun, and what checks had put aside.
-        for name in _list_files(work) - self._record.files:
+        for name in _list_files(work).keys() - self._record.files.keys():
             (work / name).unlink()
 
     @property
@@ -122,25 +122,26 @@ class Journal:
 
 
 def is_journal_of(work: Path, *, key: str) -> bool:
-    """Whether a working folder holds a journal of this build."""
-    record = _read(work / _FOLDER)
-    return record is not None and record.key == key
+    """Whether a working folder holds a journal of this build, and every file that it names."""
+    return _read_whole(work, key) is not None
 
 
-def _read(folder: Path) -> _Record | None:
+def _read_whole(work: Path, key: str) -> _Record | None:
     try:
-        return _Record.model_validate_json((folder / _FILE).read_bytes())
+        record = _Record.model_validate_json((work / _FOLDER / _FILE).read_bytes())
     except (OSError, ValidationError):
         return None
+    is_whole = record.files.items() <= _list_files(work).items()
+    return record if record.key == key and is_whole else None
 
 
-def _list_files(work: Path) -> frozenset[str]:
-    """Relative paths of all but the journal's own file."""
-    return frozenset(
-        path.relative_to(work).as_posix()
+def _list_files(work: Path) -> dict[str, int]:
+    """Bytes of all but the journal's own file, by relative path."""
+    return {
+        path.relative_to(work).as_posix(): path.stat().st_size
         for path in work.rglob("*")
         if path.is_file() and path != work / _FOLDER / _FILE
-    )
+    }
 
 
 def _flush(folder: Path) -> None:

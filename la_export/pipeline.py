@@ -38,7 +38,7 @@ from la_export.checkpoint.facts import (
 )
 from la_export.checkpoint.rotary import is_length_dependent
 from la_export.checkpoint.tokenizer_files import TokenizerFiles, read_tokenizer
-from la_export.estimate import export_host_bytes, make_shape, weight_bytes
+from la_export.estimate import build_host_bytes, make_shape, weight_bytes
 from la_export.graph.check import check_graph_file
 from la_export.graph.export import optimize_graph, trace_model
 from la_export.graph.packed_weights import add_packed_weights
@@ -63,6 +63,7 @@ from la_export.plan import (
     build_plans,
     check_plan_options,
 )
+from la_export.plan.namespace import Installation
 from la_export.quantize.calibration import calibrate
 from la_export.quantize.integers import BLOCK_SIZE
 from la_export.quantize.smoothing import NO_SMOOTHING, Smoothing
@@ -148,6 +149,9 @@ def build(
     plans: PlanOptions = NO_PLANS,
 ) -> BuildReport:
     """Build a bundle; nothing is left behind unless every check passes.
+
+    A process that is killed leaves a hidden working folder beside the bundle's: the same build goes
+    on from it, any other build of that bundle removes it.
 
     Args:
         options: what to build.
@@ -260,11 +264,12 @@ class _Inputs:
     tokenizer: TokenizerFiles
     model_facts: ModelFacts
     lookaheads: LookaheadWeights
+    builder: Installation | None
 
 
 def _resolve(options: BuildOptions, plans: PlanOptions, progress: Progress) -> _Inputs:
     """Find the model and refuse whatever can be refused without tracing."""
-    has_builder = check_plan_options(plans).installation is not None
+    builder = check_plan_options(plans).installation
     if options.out is not None:
         check_destination(options.out)
     known = find_known_model(options.model)
@@ -294,9 +299,15 @@ def _resolve(options: BuildOptions, plans: PlanOptions, progress: Progress) -> _
     num_parameters = count_parameters(checkpoint)
     shape = make_shape(checkpoint.traced_config, name=source.name, context=checkpoint.context)
     weights = weight_bytes(shape, options.precision) * (2 if options.packed else 1)
-    num_plans = _count_plans(options, plans) if has_builder else 0
+    num_plans = 0 if builder is None else _count_plans(options, plans)
     _check_free_space(destination, build_disk_bytes(weights, num_plans=num_plans))
-    _check_memory(source.name, export_host_bytes(shape))
+    needed = build_host_bytes(
+        shape,
+        options.precision,
+        is_streamed=checkpoint.is_large,
+        has_plans=builder is not None,
+    )
+    _check_memory(source.name, needed)
     tokenizer = read_tokenizer(checkpoint)
     facts = make_model_facts(
         checkpoint, num_parameters=num_parameters, eos_token_ids=tokenizer.eos_token_ids
@@ -308,6 +319,7 @@ def _resolve(options: BuildOptions, plans: PlanOptions, progress: Progress) -> _
         tokenizer=tokenizer,
         model_facts=facts,
         lookaheads=_choose_lookaheads(options, checkpoint, contract, facts.source_digest),
+        builder=builder,
     )
 
 
@@ -444,14 +456,20 @@ def _make_recipe(
 
 def _make_key(options: BuildOptions, plans: PlanOptions, inputs: _Inputs) -> str:
     """Of everything that decides what is written, and of who writes it."""
-    lookaheads = inputs.lookaheads
+    lookaheads, builder = inputs.lookaheads, inputs.builder
     arrays = [lookaheads.vectors, *(array for _, array in lookaheads.adapter.parameters())]
     return make_key(
         {
             "model": inputs.model_facts.model_dump(mode="json"),
+            "configuration": inputs.checkpoint.config.to_json_string(use_diff=False),
             "contract": repr(inputs.contract),
+            "tokenizer": {
+                name: hashlib.sha256(content).hexdigest()
+                for name, content in inputs.tokenizer.contents.items()
+            },
             "options": repr(replace(options, model="any", out=None, threads=None)),
             "plans": repr(plans),
+            "builder": None if builder is None else [builder.title, repr(builder.gpu)],
             "lookaheads": [
                 lookaheads.origin,
                 lookaheads.group_mask.value,

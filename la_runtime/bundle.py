@@ -13,7 +13,9 @@ import json
 import math
 import os
 import shutil
+import stat
 import tempfile
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -81,6 +83,7 @@ LOOKAHEAD_PATH: Final = "lookahead.safetensors"
 REPORTS_FOLDER: Final = "reports"
 _REPORTS: Final = f"{REPORTS_FOLDER}/"
 _PLANS: Final = f"{PLANS_FOLDER}/"
+_LOOKED_AT_S: Final = 0.01
 _WORK_SUFFIX: Final = ".partial"
 _MOST_VERSION_DIGITS: Final = 9
 _AT_FDCWD: Final = -100
@@ -649,13 +652,19 @@ def _is_about(error: OSError, folder: Path) -> bool:
     return Path(os.fsdecode(error.filename)).resolve().is_relative_to(folder)
 
 
-def _claim(work: Path) -> int | None:
-    """A descriptor that marks a working folder as in use until it is closed; None if it is."""
+def _claim(work: Path, *, shared: bool = False) -> int | None:
+    """A descriptor that marks a working folder as in use until it is closed; None if it is.
+
+    Args:
+        work: the folder.
+        shared: whether others may claim it as well who only look at it.
+    """
     import fcntl  # POSIX only, and reading a bundle does not need it
 
     descriptor = os.open(work, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         return None
@@ -669,8 +678,8 @@ def _make_work(destination: Path) -> tuple[Path, int]:
             prefix=f".{destination.name}.", suffix=_WORK_SUFFIX, dir=destination.parent
         )
     )
-    claim = _claim(work)
-    assert claim is not None, "nobody else knows this folder"
+    while (claim := _claim(work)) is None:
+        time.sleep(_LOOKED_AT_S)  # somebody adds up what lies here
     return work, claim
 
 
@@ -683,7 +692,9 @@ def _adopt_abandoned(
         claim = _claim(work)
         if claim is None:
             continue
-        if found is None and adopts is not None and adopts(work):
+        # Not another user's: it could neither be changed nor trusted.
+        is_own = os.fstat(claim).st_uid == os.geteuid()
+        if found is None and is_own and adopts is not None and adopts(work):
             found = work, claim
         else:
             shutil.rmtree(work, ignore_errors=True)
@@ -693,13 +704,20 @@ def _adopt_abandoned(
 
 def abandoned_bytes(destination: Path) -> int:
     """Bytes of working folders of builds that were killed; the next build uses or frees them."""
-    total = 0
+    sizes: dict[tuple[int, int], int] = {}  # by file: checks link the weights
     for work in _list_works(destination.resolve()):
-        claim = _claim(work)
-        if claim is not None:
-            total += sum(path.stat().st_size for path in work.rglob("*") if path.is_file())
-            os.close(claim)
-    return total
+        with suppress(OSError):  # another build ends meanwhile
+            claim = _claim(work, shared=True)
+            if claim is None:
+                continue
+            try:
+                for path in work.rglob("*"):
+                    facts = path.lstat()
+                    if stat.S_ISREG(facts.st_mode):
+                        sizes[facts.st_dev, facts.st_ino] = facts.st_size
+            finally:
+                os.close(claim)
+    return sum(sizes.values())
 
 
 def _list_works(destination: Path) -> Iterator[Path]:

@@ -40,6 +40,7 @@ from la_runtime.layout import Layout
 
 __all__ = ["main"]
 
+_MODULE: Final = "la_export.bench.large_models"
 _K: Final = 8
 _WIDTHS: Final = (1, 2, 3, 5, 9, 13, 17, 25, 33)
 _PAST: Final = 256
@@ -174,7 +175,7 @@ def _measure_plan(work: Path, model: str, precision: Precision) -> Row:
 def _run(work: Path, model: str, precision: Precision) -> Row:
     """Decoding, in a process of its own."""
     bundle = _bundle(work, model, precision)
-    command = [sys.executable, "-m", __name__, "--work", str(work), "--decode-bundle", str(bundle)]
+    command = [sys.executable, "-m", _MODULE, "--work", str(work), "--decode-bundle", str(bundle)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE)
     found: Row = json.loads(done.stdout)
     target = _estimate(_checkpoint(work, model), precision)

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from la_export.estimate.estimate import estimate, export_host_bytes
+from la_export.estimate.estimate import build_host_bytes, estimate
 from la_export.estimate.formulas import weight_bytes
 from la_export.estimate.reading import make_shape, read_shape
 from la_export.estimate.results import (
@@ -33,8 +33,8 @@ __all__ = [
     "StepEstimate",
     "Target",
     "TargetEstimate",
+    "build_host_bytes",
     "estimate",
-    "export_host_bytes",
     "is_plan",
     "list_warnings",
     "make_shape",

@@ -44,7 +44,7 @@ from la_runtime.contract import Axis, CacheForm, Contract, Dtype
 from la_runtime.layout import Layout
 from la_runtime.plans import PLANS_FOLDER, PlanTarget
 
-__all__ = ["estimate", "export_host_bytes"]
+__all__ = ["build_host_bytes", "estimate"]
 
 # Measured with SmolLM2-135M: what processes held beside copies of the weights.
 _RUNTIME_BYTES: Final = 300_000_000
@@ -86,8 +86,6 @@ def estimate(shape: ModelShape, options: EstimateOptions) -> Estimate:
 def _estimate_target(shape: ModelShape, options: EstimateOptions, target: Target) -> TargetEstimate:
     precision = options.build.precision
     weights = weight_bytes(shape, precision)
-    exporting = export_host_bytes(shape)
-    compiling = _COMPILER_BYTES + _PLAN_COPIES * weights if target.has_plans else 0
     opening = 0 if target is Target.ORT_CPU else _CUDA_BYTES + weights
     files = tuple(_list_files(shape, options, target))
     num_plans = sum(is_plan(entry) for entry in files)
@@ -96,7 +94,12 @@ def _estimate_target(shape: ModelShape, options: EstimateOptions, target: Target
         target=target,
         files=files,
         build_disk_bytes=max(building, sum(entry.bytes for entry in files)),
-        build_host_bytes=max(exporting, compiling),
+        build_host_bytes=build_host_bytes(
+            shape,
+            precision,
+            is_streamed=weight_bytes(shape, Precision.FP32) > LARGEST_HELD_BYTES,
+            has_plans=target.has_plans,
+        ),
         open_host_bytes=_RUNTIME_BYTES + opening,
         steps=tuple(
             _estimate_step(shape, options, target, k) for k in options.build.sorted_lengths
@@ -104,12 +107,21 @@ def _estimate_target(shape: ModelShape, options: EstimateOptions, target: Target
     )
 
 
-def export_host_bytes(shape: ModelShape) -> int:
-    """Peak memory of the process that builds graphs and checks them."""
+def build_host_bytes(
+    shape: ModelShape, precision: Precision, *, is_streamed: bool, has_plans: bool
+) -> int:
+    """Peak memory of the process that builds a bundle.
+
+    Args:
+        shape: of the model.
+        precision: of the bundle.
+        is_streamed: whether weights are read for each pass of the checks; else the model is held.
+        has_plans: whether TensorRT compiles plans in it.
+    """
     held = weight_bytes(shape, Precision.FP32)
-    if held > LARGEST_HELD_BYTES:
-        return _EXPORTER_BYTES + _PART_COPIES * largest_part_bytes(shape)
-    return _EXPORTER_BYTES + _CHECK_COPIES * held
+    checked = _PART_COPIES * largest_part_bytes(shape) if is_streamed else _CHECK_COPIES * held
+    compiling = _PLAN_COPIES * weight_bytes(shape, precision) if has_plans else 0
+    return max(_EXPORTER_BYTES + checked, _COMPILER_BYTES + compiling)
 
 
 def _list_files(shape: ModelShape, options: EstimateOptions, target: Target) -> Iterator[FileSize]:

@@ -109,7 +109,7 @@ def _check_half_twin(path: Path, sample: Sample, threads: int) -> list[CheckResu
     widened = replace(sample.contract, compute_dtype=Dtype.FLOAT32, kv_dtype=Dtype.FLOAT32)
     exact = PARITY_BOUNDS[Precision.FP32]
     with float32_twin(path) as twin:
-        session = open_session(twin, threads)
+        session = open_session(twin, threads, widened=2)
         results = _check_graph(session, replace(sample, contract=widened), exact, ())
     return _name_twin(results, "float32_twin.", _TWIN_DETAILS[sample.contract.compute_dtype])
 
@@ -118,7 +118,7 @@ def _check_integer_twin(
     path: Path, sample: Sample, threads: int, omits: Collection[str]
 ) -> list[CheckResult]:
     with float_activations_twin(path) as twin:
-        session = open_session(twin, threads)
+        session = open_session(twin, threads, widened=4)
         results = _check_graph(session, sample, PARITY_BOUNDS[Precision.FP32], omits)
     return _name_twin(results, "float_activations.", "its integer weights times float activations")
 
@@ -134,13 +134,13 @@ def _check_graph(
     session: Session, sample: Sample, bound: float, omits: Collection[str]
 ) -> list[CheckResult]:
     feeds = sample.make_feeds()
-    asked = [feeds, sample.make_prompt_feeds()]
-    is_scatter = sample.contract.cache_form is CacheForm.SCATTER
-    if is_scatter:
-        asked.append(_soil(feeds, sample))
-    outputs, of_prompt, *of_soiled = session.run_many(asked)
+    if sample.contract.capacity is None:
+        outputs, of_prompt = session.run_many([feeds, sample.make_prompt_feeds()])
+    else:  # caches of gigabytes, one at a time
+        outputs, of_prompt = session.run(feeds), session.run(sample.make_prompt_feeds())
     _check_outputs(outputs, sample.contract, omits)
     prompt = of_prompt[Name.LOGITS][0, ::-1]
+    del of_prompt
     results = [
         _compare_logits(outputs, np.asarray(feeds[Name.LOGITS_ROWS], np.int64), sample, bound),
         _compare_written(outputs, sample, bound),
@@ -150,8 +150,9 @@ def _check_graph(
     ]
     if Name.LOGSUMEXP in outputs:
         results.append(_check_logsumexp(outputs))
-    if is_scatter:
-        results += _check_places(sample, asked[-1], outputs, *of_soiled)
+    if sample.contract.cache_form is CacheForm.SCATTER:
+        soiled = _soil(feeds, sample)
+        results += _check_places(sample, soiled, outputs, session.run(soiled))
     return results
 
 

@@ -49,15 +49,16 @@ class Session(Protocol):
         ...
 
 
-def open_session(path: Path, threads: int) -> Session:
+def open_session(path: Path, threads: int, *, widened: int = 1) -> Session:
     """A graph whole, or in slices where its weights are large.
 
     Args:
         path: the graph, its weights beside it.
         threads: threads for ONNX Runtime.
+        widened: how many times as large its weights are in memory: twins make floats of them.
     """
     weights = path.with_name(WEIGHTS_FILE)
-    is_small = not weights.exists() or weights.stat().st_size <= _WHOLE_BYTES
+    is_small = not weights.exists() or widened * weights.stat().st_size <= _WHOLE_BYTES
     return GraphSession(path, threads) if is_small else SlicedSession(path, threads)
 
 

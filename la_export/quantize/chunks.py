@@ -22,7 +22,7 @@ def for_each_chunk(num_rows: int, size: int, work: Callable[[slice], None]) -> N
         work: reads and writes these rows alone.
     """
     runs = [slice(start, start + size) for start in range(0, num_rows, size)]
-    threads = min(len(os.sched_getaffinity(0)), _MOST_THREADS, len(runs))
+    threads = min(_count_cores(), _MOST_THREADS, len(runs))
     if threads <= 1:
         for run in runs:
             work(run)
@@ -30,3 +30,10 @@ def for_each_chunk(num_rows: int, size: int, work: Callable[[slice], None]) -> N
     with ThreadPoolExecutor(threads) as pool:
         for _ in pool.map(work, runs):
             pass
+
+
+def _count_cores() -> int:
+    """Those this process may use, where the system says."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from la_export import pipeline
 from la_export.options import BuildOptions, Precision
 from la_export.pipeline import SilentProgress, build
 from la_export.stages import Stage
-from la_runtime.bundle import MANIFEST_NAME, open_bundle
+from la_runtime.bundle import MANIFEST_NAME, abandoned_bytes, open_bundle, write_bundle
 from tests.tiny_models import make_tiny_checkpoint
 
 # Killed as it enters the last of the arguments, a function of the pipeline.
@@ -146,6 +146,48 @@ def test_a_build_of_something_else_begins_anew(checkpoint: Path, tmp_path: Path)
     assert [path.name for path in out.parent.iterdir()] == ["bundle"]
 
 
+def test_another_configuration_or_tokenizer_begins_anew(
+    checkpoint: Path, whole: Path, tmp_path: Path
+) -> None:
+    """None of what changes here is in the weights, or among the manifest's facts."""
+    model = tmp_path / "model"
+    shutil.copytree(checkpoint, model)
+    out = tmp_path / "killed" / "bundle"
+    out.parent.mkdir()
+    kill_build(model, out, "seal_bundle")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 1e-2}))
+    (model / "chat_template.jinja").unlink(missing_ok=True)
+    progress = Notes()
+    build(options(model, out), progress)
+    assert progress.lines == []
+    graph = "onnx/model.onnx"
+    assert (out / graph).read_bytes() != (whole / graph).read_bytes()
+
+
+def test_a_journal_whose_files_are_gone_is_none(checkpoint: Path, tmp_path: Path) -> None:
+    out = tmp_path / "killed" / "bundle"
+    out.parent.mkdir()
+    kill_build(checkpoint, out, "seal_bundle")
+    (work,) = out.parent.glob(".*.partial")
+    (work / "onnx" / "model.onnx.data").write_bytes(b"")
+    progress = Notes()
+    build(options(checkpoint, out), progress)
+    assert progress.lines == []
+
+
+def test_another_user_s_folder_is_left_alone(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "killed" / "bundle"
+    out.parent.mkdir()
+    kill_build(checkpoint, out, "seal_bundle")
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    progress = Notes()
+    build(options(checkpoint, out), progress)
+    assert progress.lines == []
+
+
 @pytest.mark.parametrize("damage", [b"{}", b"\xff"])
 def test_a_damaged_journal_is_none(checkpoint: Path, tmp_path: Path, damage: bytes) -> None:
     out = tmp_path / "killed" / "bundle"
@@ -158,10 +200,15 @@ def test_a_damaged_journal_is_none(checkpoint: Path, tmp_path: Path, damage: byt
     assert progress.lines == []
 
 
-def test_disk_that_a_killed_build_holds_counts_as_free(checkpoint: Path, tmp_path: Path) -> None:
-    out = tmp_path / "killed" / "bundle"
-    out.parent.mkdir()
-    kill_build(checkpoint, out, "seal_bundle")
-    (work,) = out.parent.glob(".*.partial")
-    held = sum(path.stat().st_size for path in work.rglob("*") if path.is_file())
-    assert pipeline.abandoned_bytes(out) == held > 0
+def test_disk_that_a_killed_build_holds_counts_as_free_once(tmp_path: Path) -> None:
+    out = tmp_path / "bundle"
+    work = tmp_path / ".bundle.dead.partial"
+    (work / "onnx" / ".twin.x").mkdir(parents=True)
+    (work / "onnx" / "model.onnx.data").write_bytes(bytes(1000))
+    os.link(work / "onnx" / "model.onnx.data", work / "onnx" / ".twin.x" / "model.onnx.data")
+    (work / "tokenizer.json").write_bytes(bytes(10))
+    assert abandoned_bytes(out) == 1010
+    with write_bundle(out, adopts=lambda _: True) as adopted:
+        assert adopted == work
+        assert abandoned_bytes(out) == 0  # it is in use
+        (adopted / MANIFEST_NAME).write_text("{}")

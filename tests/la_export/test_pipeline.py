@@ -50,7 +50,9 @@ from la_runtime.plans import AxisRange, PlanFacts, PlanProfile, PlanTarget
 
 # What finds out whether there is a builder; nothing of it is used.
 _BUILDER = Installation(
-    flavor=FLAVORS[PlanTarget.TRT_RTX], trt=cast(TensorRT, SimpleNamespace()), gpu=None
+    flavor=FLAVORS[PlanTarget.TRT_RTX],
+    trt=cast(TensorRT, SimpleNamespace(__version__="1.2")),
+    gpu=None,
 )
 BUNDLE_FILES = {
     "chat_template.jinja",
