@@ -47,6 +47,7 @@ from la_runtime.errors import (
     UsageError,
 )
 from la_runtime.plans import AxisRange, PlanFacts, PlanProfile, PlanTarget
+from la_runtime.storage import storage_dtype
 
 # What finds out whether there is a builder; nothing of it is used.
 _BUILDER = Installation(
@@ -170,10 +171,9 @@ def test_too_small_disk_is_noticed_before_the_long_work(
     ("precision", "plans", "bytes_per_parameter"),
     [
         (Precision.FP32, NO_PLANS, 4),
-        # The graph, and its float32 twin while it is checked.
-        (Precision.FP16, NO_PLANS, 2 + 4),
-        (Precision.BF16, NO_PLANS, 2 + 4),
-        # The graph, and the weights once more in each plan; the twin has gone by then.
+        (Precision.FP16, NO_PLANS, 2),
+        (Precision.BF16, NO_PLANS, 2),
+        # The graph, and the weights once more in each plan.
         (Precision.FP16, PlanOptions(), 2 + 3 * 2),
         (Precision.FP32, PlanOptions(sharing=PlanSharing.SHARED), 4 + 4),
         (Precision.FP32, PlanOptions(is_stripped=True), 4),
@@ -195,7 +195,9 @@ def test_disk_space_is_asked_for_all_that_lies_there_at_a_time(
         lambda _: Choice(installation=_BUILDER if has_builder else None),
     )
     monkeypatch.setattr(facts, "_OTHER_BYTES", 0)
-    monkeypatch.setattr(pipeline, "count_parameters", lambda _: 10**9)
+    monkeypatch.setattr(
+        pipeline, "weight_bytes", lambda _, kind: 10**9 * storage_dtype(kind.dtype).itemsize
+    )
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
     options = BuildOptions(
         model=str(make_checkpoint()),
