@@ -24,7 +24,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from la_export.bench.gpu.shapes import SHAPES, DecoderShape
 
-__all__ = ["write_random_checkpoint"]
+__all__ = ["write_configuration", "write_random_checkpoint"]
 
 _SHARD_BYTES: Final = 2 * 10**9
 # A prime number, so that no row of a matrix begins where another one does.
@@ -63,8 +63,15 @@ def write_random_checkpoint(
         folder / "model.safetensors.index.json",
         {"metadata": {"total_size": total}, "weight_map": weight_map},
     )
-    _write_json(folder / "config.json", _config(shape))
+    write_configuration(folder, shape)
     _write_tokenizer(folder, shape)
+    return folder
+
+
+def write_configuration(folder: Path, shape: DecoderShape) -> Path:
+    """Write the configuration alone, which is all that an estimate reads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_json(folder / "config.json", _config(shape))
     return folder
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import onnx
 import pytest
 
+from la_export.bench.gpu.random_checkpoint import write_configuration
+from la_export.bench.gpu.shapes import SHAPES
 from la_export.checkpoint.facts import scatter_capacity
 from la_export.estimate import (
     Estimate,
@@ -123,6 +125,26 @@ def test_memory_of_smollm2_is_what_was_measured_and_not_far_above_it(smollm2: Mo
     assert process <= without_cache <= 1.5 * process
     cache = 1e6 * measured("prefill_memory", "cache_mb", prompt_tokens=4000)
     assert 4000 * step.memory.cache_per_token == pytest.approx(cache, rel=0.03)
+
+
+def test_full_sizes_are_estimated_to_15_percent(tmp_path: Path) -> None:
+    """Of every row that `scripts/large_models` has measured."""
+    rows = json.loads((RESULTS / "large_models.json").read_text())["rows"]
+    assert rows
+    for row in rows:
+        shape = SHAPES[row["model"].partition("@")[0]]
+        folder = write_configuration(tmp_path / row["model"], shape)
+        found = estimate_of(
+            read_shape(str(folder), revision=None, context=None),
+            8,
+            precision=Precision(row["precision"]),
+        )
+        (target,) = (t for t in found.targets if t.target is Target.ORT_CPU)
+        if row["build_minutes"] is not None:
+            assert target.disk_bytes / 1e9 == pytest.approx(row["disk_gb"], rel=0.15)
+            assert target.build_host_bytes / 1e9 == pytest.approx(row["build_peak_gb"], rel=0.15)
+        if row["open_peak_gb"] is not None:
+            assert row["estimated_open_gb"] == pytest.approx(row["open_peak_gb"], rel=0.15)
 
 
 @pytest.mark.parametrize(
